@@ -89,9 +89,7 @@ class FactSet:
         return self._keep(lambda fact: fact.prompt in known)
 
     def _keep(self, wanted: Callable[[Fact], bool]) -> FactSet:
-        return replace(
-            self, forget=tuple(filter(wanted, self.forget)), retain=tuple(filter(wanted, self.retain))
-        )
+        return replace(self, forget=tuple(filter(wanted, self.forget)), retain=tuple(filter(wanted, self.retain)))
 
 
 def recall_texts(model: Model, facts: Sequence[Fact], max_new_tokens: int = 12) -> list[str]:

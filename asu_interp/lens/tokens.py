@@ -1,8 +1,8 @@
 """Which answer tokens are factual and which functional (METHODS section 2; source: arXiv 2603.01285).
 
-The rule needs no model: a word is functional if it belongs to a closed class of English, punctuation and special
-tokens are functional, and everything else is factual. docs/token_classes.md states it in full, with its measured
-precision and recall.
+The rule needs no model: a word is functional if it belongs to a closed class of English, punctuation and
+special tokens are functional, and everything else is factual. docs/token_classes.md states it in full, with
+its measured precision and recall.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from os.path import commonprefix
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,46 +18,50 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]  # character offsets [start, end)
 
-# Words that are as often content as not ("given", "following", "past", "back", "need") are left out: open class wins.
+# Words that are as often content ("given", "following", "past", "need") are left out: open class wins.
 _CLOSED_CLASSES = {
     "articles": "a an the",
-    "pronouns": """
-        i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself
-        we us our ours ourselves they them their theirs themselves themself one ones oneself someone somebody
-        something anyone anybody anything everyone everybody everything nobody nothing none""",
     # Numerals stay factual, except "one", which is nearly always a pronoun ("one of", "no one").
+    "pronouns": """
+        i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its
+        itself we us our ours ourselves they them their theirs themselves themself one ones oneself someone
+        somebody something anyone anybody anything everyone everybody everything nobody nothing none""",
     "determiners": """
-        this that these those such same own some any no every each either neither both all other others another many
-        much more most few fewer fewest less least several various numerous multiple enough lot lots""",
+        this that these those such same own some any no every each either neither both all other
+        others another many much more most few fewer fewest less least several various numerous
+        multiple enough lot lots""",
     "prepositions": """
-        about above across after against along alongside amid amidst among amongst around as at atop before behind
-        below beneath beside besides between beyond by concerning despite down due during except for from in including
-        inside into like near of off on onto out outside over per regarding since than through throughout till to
-        toward towards under underneath unlike until unto up upon versus via vs with within without according""",
+        about above across after against along alongside amid amidst among amongst around as at atop
+        before behind below beneath beside besides between beyond by concerning despite down due
+        during except for from in including inside into like near of off on onto out outside over per
+        regarding since than through throughout till to toward towards under underneath unlike until
+        unto up upon versus via vs with within without according""",
     "conjunctions": """
-        and or but nor so yet although though while whilst whereas because if unless whether lest & e.g. i.e. etc""",
+        and or but nor so yet although though while whilst whereas because if unless whether lest & e.g. i.e.
+        etc""",
     "auxiliaries": """
-        be am is are was were been being have has had having do does did done doing ain't
-        can could may might must shall should will would ought cannot can't won't shan't let's""",
+        be am is are was were been being have has had having do does did done doing ain't can could may might
+        must shall should will would ought cannot can't won't shan't let's""",
     "wh-words": """
         who whom whose which what when where why how whoever whomever whatever whichever whenever wherever""",
     "adverbs": """
-        not never ever also too very quite rather just only even still already again always often sometimes almost
-        perhaps maybe likely however therefore thus hence then there here now once instead else otherwise moreover
-        furthermore further nevertheless nonetheless meanwhile together apart away aside forth well""",
+        not never ever also too very quite rather just only even still already again always often sometimes
+        almost perhaps maybe likely however therefore thus hence then there here now once instead else
+        otherwise moreover furthermore further nevertheless nonetheless meanwhile together apart away aside
+        forth well""",
     "answer openers": "yes no okay ok indeed absolutely certainly definitely surely sure",
 }
 _CLOSED = frozenset(word for words in _CLOSED_CLASSES.values() for word in words.split())
 _CLITIC = re.compile(r"(?:n't|'(?:s|re|ve|d|ll|m))+$")  # doesn't, who'll, it's
 _JOINT = re.compile(r"[-‐‑/.&]")  # and/or, in-between: closed if every part is
 
-# Matched on the shape of a text (see _kind): letters are "a", digits "0", letters of scripts without spaces "W".
+# Matched on the shape of a text, see _kind: letters are "a", digits "0", wide letters (Chinese and such) "W".
 _WORD = re.compile(
-    r"""(?:a{1,2}\.){2,}(?![a0])                                   # U.S., Ph.D., e.g.
+    r"""(?:a{1,2}\.){2,}(?![a0])                                     # U.S., Ph.D., e.g.
       | W
-      | [$€£¥₹\#]? [a0]+                                           # $5, #7
+      | [$€£¥₹\#]? [a0]+                                             # $5, #7
         (?: (?: [-‐‑'’./&\u200c\u200d] | (?<=0)[,:](?=0) ) [a0]+ )*  # Al-Kuwaiti's, 05/25/1930, 1,000, 12:30
-        [%‰°$€£¥₹+\#]*                                             # 20%, LGBTQ+
+        [%‰°$€£¥₹+\#]*                                               # 20%, LGBTQ+
       | &""",
     re.VERBOSE,
 )
@@ -82,9 +86,9 @@ def factual_spans(text: str) -> list[Span]:
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span], text: str) -> list[bool]:
-    """True for each token that overlaps a span, white space at the token's edges aside; empty offsets give False.
+    """True for each token that overlaps a span, white space at its edges aside, [n_tokens].
 
-    `offsets` [n_tokens] and `spans` are character ranges in `text`.
+    `offsets` [n_tokens] and `spans` are character ranges in `text`. Special tokens have empty offsets: False.
     """
     return [_overlaps(_trimmed(text, token), spans) for token in offsets]
 
@@ -101,7 +105,7 @@ def check_spans(text: str, spans: Sequence[Span], offsets: Sequence[Span] | None
         if not text[start:end].strip():
             raise ValueError(f"span ({start}, {end}) is empty: it marks {text[start:end]!r}")
     ordered = sorted(spans)
-    for left, right in zip(ordered, ordered[1:], strict=False):
+    for left, right in pairwise(ordered):
         if right[0] < left[1]:
             raise ValueError(f"spans {left} and {right} overlap: mark every character once")
     words = _words(text)
@@ -110,7 +114,8 @@ def check_spans(text: str, spans: Sequence[Span], offsets: Sequence[Span] | None
     marked = [_overlaps(word, spans) for word in words]
     for token in offsets or ():
         if len({mark for word, mark in zip(words, marked, strict=True) if _overlaps(word, [token])}) > 1:
-            raise ValueError(f"token {token} {text[slice(*token)]!r} holds a marked and an unmarked word: mark both")
+            held = text[slice(*token)]
+            raise ValueError(f"token {token} {held!r} holds a marked and an unmarked word: mark both")
 
 
 def classify_answer(
@@ -123,9 +128,10 @@ def classify_answer(
 ) -> list[bool]:
     """True for each factual token of an answer, False for each functional one, [n_tokens].
 
-    `answer_ids` are the ids of " " + answer as the model sees them, an end token included or not. The factual words
-    are `spans` (character ranges in `answer`), else what `rule(answer)` returns, else `factual_spans(answer)`.
-    Raises ValueError if the ids do not decode to the answer, or if the spans fail `check_spans`.
+    `answer_ids` are the ids of " " + answer as the model sees them, an end token included or not. The factual
+    words are `spans` (character ranges in `answer`), else what `rule(answer)` returns, else
+    `factual_spans(answer)`. Raises ValueError if the ids do not decode to the answer, or if the spans fail
+    `check_spans`.
     Source: arXiv 2603.01285.
     """
     offsets = _token_offsets(tokenizer, answer, answer_ids)
@@ -137,7 +143,7 @@ def classify_answer(
 
 
 def _kind(char: str) -> str:
-    """The character's letter in the shape of a text; combining marks count as letters, symbols stand for themselves."""
+    """The character's sign in a text's shape: combining marks are letters, symbols stand for themselves."""
     category = unicodedata.category(char)[0]
     if category == "L" and unicodedata.east_asian_width(char) == "W":
         return "W"
@@ -150,11 +156,12 @@ def _words(text: str) -> list[Span]:
 
 def _is_closed(word: str) -> bool:
     word = word.casefold().replace("’", "'")
-    return word in _CLOSED or all(part in _CLOSED or _CLITIC.sub("", part) in _CLOSED for part in _JOINT.split(word))
+    parts = [word] if word in _CLOSED else _JOINT.split(word)
+    return all(part in _CLOSED or _CLITIC.sub("", part) in _CLOSED for part in parts)
 
 
 def _capitals(text: str, words: list[Span]) -> list[bool]:
-    """Words whose capital letter is a choice, hence part of a name: inside a sentence, or an acronym (US, WHO)."""
+    """Which words have a capital that marks a name: one inside a sentence, or all capitals (US, WHO)."""
     previous_ends = [0, *(end for _, end in words)]
     return [
         (len(word := text[start:end]) > 1 and word.isupper())
@@ -169,14 +176,14 @@ def _capitals(text: str, words: list[Span]) -> list[bool]:
 
 
 def _name_links(text: str, words: list[Span], capital: list[bool]) -> set[int]:
-    """Indices of the small words that link two capitalised ones: Book *of the* Year, Award *for* Literature."""
+    """Indices of the small words between two capitalised ones: Book *of the* Year, Award *for* Literature."""
     plain = [text[start:end] for start, end in words]
     links: set[int] = set()
     for i, word in enumerate(plain[1:], start=1):
         right = i + 1 + (plain[i + 1 : i + 2] == ["the"])
         if word in ("of", "for") and right < len(words) and capital[i - 1] and capital[right]:
-            if not re.search(r"[^\w\s]", text[words[i - 1][1] : words[right][0]]):
-                links.update(range(i, right))
+            between = text[words[i - 1][1] : words[right][0]]
+            links.update(range(i, right) if between.replace(" ", "").isalpha() else ())
     return links
 
 
@@ -205,9 +212,8 @@ def _trimmed(text: str, span: Span) -> Span:
 def _check_whole_words(text: str, span: Span, words: list[Span]) -> None:
     for start, end in words:
         if any(start < edge < end for edge in span):
-            raise ValueError(
-                f"span {span} {text[slice(*span)]!r} cuts the word {text[start:end]!r}: mark it whole, ({start}, {end})"
-            )
+            marked, word = text[slice(*span)], text[start:end]
+            raise ValueError(f"span {span} {marked!r} cuts the word {word!r} ({start}, {end}): mark it whole")
 
 
 def _token_offsets(tokenizer: PreTrainedTokenizerBase, answer: str, answer_ids: Sequence[int]) -> list[Span]:
@@ -216,19 +222,17 @@ def _token_offsets(tokenizer: PreTrainedTokenizerBase, answer: str, answer_ids: 
     prefixes = [_decode(tokenizer, ids[:n]) for n in range(len(ids) + 1)]
     text = prefixes[-1]
     if text not in (answer, " " + answer):
-        at = len(commonprefix([text.removeprefix(" "), answer]))
-        raise ValueError(
-            f"the answer's ids decode to {text!r}, not to the answer {answer!r} (they part at character {at}): "
-            "wrong tokenizer?"
-        )
+        raise ValueError(f"the ids decode to {text!r}, not to the answer {answer!r}: wrong tokenizer?")
     lead = len(text) - len(answer)
     offsets = []
     done = 0
     for prefix in prefixes[1:]:
-        whole = len(commonprefix([prefix, text]))
-        if prefix[whole:].strip("\ufffd"):
-            raise ValueError(f"the tokenizer decodes a prefix of the ids to {prefix!r}, which is no prefix of {text!r}")
-        # An unfinished character shows as U+FFFD; each token that brings some of its bytes covers it.
+        # An unfinished character shows as U+FFFD. Each token that brings some of its bytes covers it.
+        shown = prefix if text.startswith(prefix) else prefix.rstrip("\ufffd")
+        if not text.startswith(shown):
+            raise ValueError(f"the first ids decode to {prefix!r}, with which {text!r} does not begin")
+        # max: with a byte fallback, finished characters just before an unfinished one turn into U+FFFD again
+        whole = max(done, len(shown))
         offsets.append((max(done - lead, 0), max(whole + (len(prefix) > whole) - lead, 0)))
         done = whole
     return offsets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
@@ -99,8 +100,11 @@ class Model:
         special = self.template.adds_special_tokens
         prompt_ids = self.tokenizer(text, add_special_tokens=special).input_ids
         # A tokenizer that closes every text with its end token would end the prompt before the answer.
-        while prompt_ids and prompt_ids[-1] == self.end_token and special and not text.endswith(
-            self.tokenizer.eos_token or "\0"
+        while (
+            prompt_ids
+            and prompt_ids[-1] == self.end_token
+            and special
+            and not text.endswith(self.tokenizer.eos_token or "\0")
         ):
             prompt_ids = prompt_ids[:-1]
         if not prompt_ids:
@@ -118,6 +122,11 @@ class Model:
                 f'"{prompt[:60]}": {length} tokens, this model reads at most {self.context}; shorten or leave it out'
             )
         return prompt_ids, answer_ids
+
+    def encode_cue(self, prompt: str, stem: str = "") -> list[int]:
+        """Token ids of the rendered prompt and the beginning of an answer, to be continued."""
+        prompt_ids, stem_ids = self.encode(prompt, stem, end=False)
+        return prompt_ids + stem_ids
 
     def _continue(self, text: str, prompt_ids: list[int], continuation: str) -> list[int]:
         """Ids of the continuation as they come out in the joined text, where the prompt's ids stay the same."""
@@ -167,7 +176,7 @@ class Model:
         Batches are left-padded and sorted by length; texts come back in the order given, without special tokens.
         """
         pairs = zip(prompts, stems if stems is not None else [""] * len(prompts), strict=True)
-        rows = [sum(self.encode(prompt, stem, end=False), start=[]) for prompt, stem in pairs]
+        rows = [self.encode_cue(prompt, stem) for prompt, stem in pairs]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         texts = [""] * len(rows)
         with self.evaluating():
@@ -199,9 +208,7 @@ class Model:
     def copy(self) -> Model:
         """An independent model with the same weights, tokenizer, template and verified seam."""
         weights, bridge = _wrap(self.plain().to(self.device), self.tokenizer)
-        return Model(
-            bridge, self.tokenizer, self.template, self.name, list(self.checks), self.verified_seam, weights
-        )
+        return Model(bridge, self.tokenizer, self.template, self.name, list(self.checks), self.verified_seam, weights)
 
     def save(self, directory: str | Path) -> None:
         """Write a plain Hugging Face model (safetensors) and tokenizer; `transformers` alone loads it again.
@@ -257,15 +264,25 @@ def _wrap(hf_model: PreTrainedModel, tokenizer: Any) -> tuple[dict[str, Tensor],
         bridge = TransformerBridge.boot_transformers(
             hf_model.config.name_or_path or type(hf_model).__name__,
             hf_model=hf_model,
-            tokenizer=tokenizer,
+            tokenizer=_own_tokenizer(tokenizer),
             device=str(hf_model.device),
             dtype=hf_model.dtype,
         )
     except (ValueError, KeyError, AttributeError, NotImplementedError, RuntimeError) as error:
         raise ModelError(f"TransformerLens cannot wrap {type(hf_model).__name__}: {error}") from error
-    if not hasattr(bridge, "blocks") or not hasattr(bridge.blocks[0], "attn"):
-        raise ModelError(f"{type(hf_model).__name__} has no attention to look at")
+    blocks = getattr(bridge, "blocks", [])
+    without = [str(layer) for layer, block in enumerate(blocks) if not hasattr(block, "attn")]
+    if without or not blocks:
+        raise ModelError(f"{type(hf_model).__name__} has no attention to look at in layers {', '.join(without)}")
     return weights, bridge.eval()
+
+
+def _own_tokenizer(tokenizer: Any) -> Any:
+    """A copy for TransformerLens, which adds special tokens to the tokenizer it is given."""
+    own = copy.deepcopy(tokenizer)
+    # Without this it fetches a tokenizer that has a beginning-of-text token anew, by name.
+    own.init_kwargs = {"name_or_path": "", **own.init_kwargs, "add_bos_token": True}
+    return own
 
 
 def _check_tokenizer(hf_model: PreTrainedModel, tokenizer: Any) -> None:

@@ -13,6 +13,7 @@ that turns every layer's pattern into exactly the one that the definition asks f
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -32,9 +33,7 @@ class Seam(Enum):
     QUERY = "query"
 
 
-def temperature_hooks(
-    bridge: TransformerBridge, tau: Float[Tensor, "... layer head"], seam: Seam
-) -> list[Hook]:
+def temperature_hooks(bridge: TransformerBridge, tau: Float[Tensor, "... layer head"], seam: Seam) -> list[Hook]:
     """Hooks that divide by tau; a leading [row] axis gives each row of the batch its own table.
 
     Layers whose tau is 1 throughout get no hook, so they stay bit-identical.
@@ -128,7 +127,8 @@ def _probe(bridge: TransformerBridge, seam: Seam, tokens: Int[Tensor, "pos"]) ->
     try:
         hooks = temperature_hooks(bridge, tau, seam)
         hooks += [(f"blocks.{layer}.attn.hook_pattern", keep(layer)) for layer in range(n_layers)]
-        with bridge.hooks(fwd_hooks=hooks):
+        with bridge.hooks(fwd_hooks=hooks), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # an edit without effect is warned of; here it is found
             logits = bridge.original_model(tokens.expand(n_layers + 1, -1), use_cache=False).logits
     except (RuntimeError, ValueError, AttributeError, KeyError, TypeError) as error:
         return f"a probe fails ({str(error).splitlines()[0]})"
