@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from asu_interp.errors import RunError
 
 
@@ -59,8 +61,8 @@ def new_directory(path: Path) -> Iterator[Path]:
         if path.exists():
             shutil.rmtree(path)
         temporary.rename(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

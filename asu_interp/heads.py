@@ -71,11 +71,11 @@ class HeadSet:
     @classmethod
     def top(cls, scores: Float[Tensor, "layer head"], k: int, origin: str = "") -> HeadSet:
         """The k heads with the highest scores; ties go to the earlier head; NaN is never chosen."""
-        n = scores.numel()
+        n = int((~scores.isnan()).sum())
         if not 0 <= k <= n:
-            raise HeadError(f"top {k}: this model has {n} heads")
+            raise HeadError(f"top {k}: {n} heads have a score")
         ranked = scores.flatten().nan_to_num(-torch.inf).sort(descending=True, stable=True)
-        mask = torch.zeros(n, dtype=torch.bool)
+        mask = torch.zeros(scores.numel(), dtype=torch.bool)
         mask[ranked.indices[:k]] = True
         return cls.from_mask(mask.view(scores.shape), origin or f"top {k}")
 
@@ -157,7 +157,9 @@ class HeadSet:
             shape = cls(frozenset(), int(data["n_layers"]), int(data["n_heads"]))
             heads = cls.parse(data["heads"], shape)
             return cls(heads.pairs, shape.n_layers, shape.n_heads, str(data.get("origin", "")))
-        except (KeyError, TypeError, AttributeError) as error:
+        except HeadError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise HeadError(f"not a head set: needs heads, n_layers, n_heads ({error!r})") from error
 
     def save(self, path: str | Path) -> None:

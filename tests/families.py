@@ -157,8 +157,11 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 @cache
-def tiny_tokenizer(vocab_size: int = VOCAB) -> PreTrainedTokenizerFast:
-    """GPT-2's kind of tokenizer over printable ASCII, with a few merges; the end token (id 0) also pads."""
+def tiny_tokenizer(vocab_size: int = VOCAB - 4) -> PreTrainedTokenizerFast:
+    """GPT-2's kind of tokenizer over printable ASCII, with a few merges; the end token (id 0) also pads.
+
+    Smaller than the models: Qwen 2's tokenizer class adds a token of its own when one is loaded.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

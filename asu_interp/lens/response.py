@@ -121,7 +121,7 @@ class TemperatureResponse:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The smallest and largest tau of the grid at which >= 50 % of factual tokens are lost and <= 10 % of functional.
+        """The smallest and largest tau at which >= 50 % of factual and <= 10 % of functional tokens are lost.
 
         None if there is no such tau: then the claim does not hold for this model, heads and facts.
         """

@@ -37,8 +37,11 @@ def probe_tokens(vocabulary: int, device: torch.device) -> Int[Tensor, "pos"]:
 
 @torch.no_grad()
 def reference_logits(hf_model: Any, tokens: Int[Tensor, "pos"]) -> Float[Tensor, "pos vocab"]:
-    """Logits of the plain model; taken before TransformerLens wraps it."""
-    return hf_model(tokens[None], use_cache=False).logits[0].float()
+    """Logits of the plain model; taken before TransformerLens wraps it. Raises ModelError if it has none."""
+    try:
+        return hf_model(tokens[None], use_cache=False).logits[0].float()
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{type(hf_model).__name__} is no decoder language model: {error}") from error
 
 
 def check_model(
@@ -58,7 +61,7 @@ def check_model(
 @torch.no_grad()
 def _parity(bridge: TransformerBridge, tokens: Tensor, reference: Tensor) -> Check:
     logits = bridge.original_model(tokens[None], use_cache=False).logits[0].float()
-    return _compare("parity", "logits of the wrapped and the plain model", logits, reference)
+    return _compare("parity", "logits of the wrapped and the plain model", logits, reference, bridge.cfg.dtype)
 
 
 @torch.no_grad()
@@ -72,8 +75,8 @@ def _generation(bridge: TransformerBridge, tokens: Tensor) -> list[Check]:
     logits = bridge.original_model(sequence[None], use_cache=False).logits[0].float()
     uncached = logits[len(tokens) - 1 : -1]
     return [
-        _compare("generation", "logits of cached and uncached steps", cached, uncached),
-        _compare("left padding", "logits of padded and unpadded steps", padded, cached),
+        _compare("generation", "logits of cached and uncached steps", cached, uncached, bridge.cfg.dtype),
+        _compare("left padding", "logits of padded and unpadded steps", padded, cached, bridge.cfg.dtype),
     ]
 
 
@@ -95,8 +98,8 @@ def _greedy(bridge: TransformerBridge, tokens: Tensor, padding: int) -> tuple[Te
     return out.sequences[0, padding:], torch.cat(out.logits).float()
 
 
-def _compare(name: str, what: str, ours: Tensor, theirs: Tensor) -> Check:
-    tolerance = TOLERANCE.get(ours.dtype, 1e-3) * float(theirs.std())
+def _compare(name: str, what: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> Check:
+    tolerance = TOLERANCE.get(dtype, 1e-3) * float(theirs.std())
     difference = float((ours - theirs).abs().max())
     passed = bool(difference <= tolerance)  # False for NaN
     return Check(name, passed, f"{what} differ by {difference:.1e} (allowed {tolerance:.1e})")

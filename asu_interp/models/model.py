@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asu_interp.errors import FactsError, ModelError
 from asu_interp.files import new_directory
@@ -46,7 +46,7 @@ class Model:
     @property
     def hf(self) -> PreTrainedModel:
         """The wrapped Hugging Face model; its forward fires the hooks of `bridge`."""
-        return self.bridge.original_model
+        return cast(PreTrainedModel, self.bridge.original_model)
 
     @property
     def n_layers(self) -> int:
@@ -85,6 +85,7 @@ class Model:
 
     def fingerprint(self) -> str:
         """A short hash of the weights, to tell whether a file was made from this very model."""
+        write_back_fused(self.bridge)
         digest = hashlib.sha256()
         for name, tensor in sorted(self.weights.items()):
             sums = torch.stack([tensor.detach().double().sum(), tensor.detach().double().square().sum()])
@@ -240,6 +241,8 @@ def load_model(
         if tokenizer is None:
             raise ModelError("a model given as an object needs its tokenizer: load_model(model, tokenizer=...)")
         hf_model, name = source, source.config.name_or_path or type(source).__name__
+    elif not isinstance(source, str | Path):
+        raise ModelError(f"{type(source).__name__} is no model: give a name, a path or a Hugging Face model")
     else:
         hf_model, found = load_source(str(source), _dtype(dtype))
         tokenizer = tokenizer if tokenizer is not None else found
@@ -286,6 +289,8 @@ def _own_tokenizer(tokenizer: Any) -> Any:
 
 
 def _check_tokenizer(hf_model: PreTrainedModel, tokenizer: Any) -> None:
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; a Hugging Face tokenizer is needed")
     rows = hf_model.get_input_embeddings().weight.shape[0]
     if token_count(tokenizer) > rows:
         raise ModelError(
@@ -307,6 +312,7 @@ def _device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
-    except RuntimeError:
-        raise ModelError(f'device "{device}": not one that PyTorch knows, such as "cpu" or "cuda"') from None
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a device that is not there
+        reason = str(error).splitlines()[0]
+        raise ModelError(f'device "{device}": {reason}; use "cpu", "cuda" or "auto"') from None

@@ -7,11 +7,13 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import logging
+import struct
 from pathlib import Path
 from typing import Any
 
 import torch
 from packaging.version import Version
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from asu_interp.errors import ModelError, RunError
@@ -60,14 +62,18 @@ def _builtin_file(name: str) -> Path:
 
 def _load_pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-        return model, AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        model, found = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f'model "{source}" could not be loaded: {reason}. Allowed: {", ".join(BUILTIN)}, a Hugging Face '
+            f'model "{source}" could not be loaded: {reason.rstrip(".")}. Allowed: {", ".join(BUILTIN)}, a Hugging Face '
             "directory, a .gguf file, or a hub id that this machine can reach"
         ) from error
+    if found["missing_keys"]:  # transformers makes up random ones
+        missing = ", ".join(sorted(found["missing_keys"])[:3])
+        raise ModelError(f'model "{source}": {len(found["missing_keys"])} of its weights are missing: {missing}')
+    return model, tokenizer
 
 
 def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -89,7 +95,7 @@ def _convert_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
     try:
         quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, NotImplementedError) as error:
+    except (OSError, ValueError, LookupError, ImportError, RuntimeError, struct.error) as error:
         raise ModelError(f'model "{path}": not readable as GGUF: {error}') from error
     return plain_model(quantised, quantised.state_dict()), tokenizer
 

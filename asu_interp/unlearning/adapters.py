@@ -53,7 +53,7 @@ def adapters(model: Model) -> list[LoraLayer]:
 @contextmanager
 def adapters_off(model: Model) -> Iterator[None]:
     """Within the block the model is the frozen base: a teacher that needs no second copy."""
-    layers = adapters(model)
+    layers: list[Any] = adapters(model)
     for layer in layers:
         layer.enable_adapters(False)
     try:

@@ -16,46 +16,49 @@ from torch import Tensor, nn
 from asu_interp.errors import RunError
 from asu_interp.files import new_directory, read_json, write_json, write_text
 
-OURS = ("config.json", "log.jsonl", "summary.json", "report.html", "evaluation.json", "checkpoint", "model")
+OURS = ("config.json", "log.jsonl", "summary.json", "report.html", "evaluation.json", "heads.json", "locate.json",
+        "response.json", "response-all-heads.json", "selectivity.json", "checkpoint", "model")  # fmt: skip
+
+
+def check_directory(path: str | Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    """Raise RunError if a run may not be written to `path`; nothing is changed."""
+    path = Path(path)
+    if overwrite and resume:
+        raise RunError("--overwrite and --resume exclude each other")
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path}: is a file, not a directory")
+    held = (path / "config.json").is_file()
+    if path.is_dir() and any(path.iterdir()) and not held:
+        raise RunError(f"{path}: holds files but no run; choose an empty or new directory")
+    if held and not (overwrite or resume):
+        raise RunError(f"{path}: holds a run already; add --overwrite to replace it or --resume to go on")
+    above = next(p for p in (path, *path.resolve().parents) if p.exists())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise RunError(f"cannot write to {path}: no permission in {above}")
 
 
 class RunDirectory:
-    """Opens a directory for one run; a run that is there already is kept unless `overwrite` or `resume` is asked."""
+    """Opens a directory for one run; a run that is there already is kept unless `overwrite` or `resume` is asked.
+
+    With `resume`, a run that had not got as far as a configuration starts from the beginning.
+    """
 
     def __init__(self, path: str | Path, config: dict[str, Any], *, overwrite: bool = False, resume: bool = False):
+        check_directory(path, overwrite=overwrite, resume=resume)
         self.path = Path(path)
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path}: is a file, not a directory")
-        held = (self.path / "config.json").is_file()
-        if self.path.is_dir() and any(self.path.iterdir()) and not held:
-            raise RunError(f"{self.path}: holds files but no run; choose an empty or new directory")
-        if resume:
-            self._same_config(config, held)
+        if resume and self._has("config.json"):
+            self._same_config(config)
             return
-        if held and not overwrite:
-            raise RunError(f"{self.path}: holds a run already; add --overwrite to replace it or --resume to go on")
-        self._writable()
         for name in OURS:
             _remove(self.path / name)
         write_json(self.path / "config.json", config)
 
-    def _same_config(self, config: dict[str, Any], held: bool) -> None:
-        if not held:
-            raise RunError(f"{self.path}: there is no run to resume")
+    def _same_config(self, config: dict[str, Any]) -> None:
         before, now = read_json(self.path / "config.json", "config"), json.loads(json.dumps(config))
         changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
         if changed:
             changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed)
             raise RunError(f"{self.path}: the run to resume was started with other settings: {changes}")
-
-    def _writable(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".probe.{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     @property
     def finished(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
@@ -142,7 +143,7 @@ class _Trainer:
         self.student = model.copy()
         self.pad = model.pad_token
         if settings.lora_rank is None:
-            self.parameters = [p.requires_grad_(True) for p in _live_parameters(self.student)]
+            self.parameters = _live_parameters(self.student)
             teacher, off = model, nullcontext
         else:
             self.parameters = add_adapters(self.student, settings.lora_rank, seed=settings.seed)
@@ -289,7 +290,10 @@ def _rows(batch: Batch, rows: slice) -> Batch:
 
 def _live_parameters(model: Model) -> list[nn.Parameter]:
     """Every parameter that the forward pass uses; stale fused copies get no gradient and are left alone."""
-    return [p for p in dict.fromkeys(model.bridge.parameters()) if p.is_floating_point()]
+    parameters = [p for p in dict.fromkeys(model.bridge.parameters()) if p.is_floating_point()]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    return parameters
 
 
 def _within(context: Any, logits: Any) -> Any:
@@ -306,7 +310,7 @@ def _progress(total: int, done: int, visible: bool) -> Iterator[Any]:
         TextColumn("unlearning"), BarColumn(), MofNCompleteColumn(),
         TextColumn("forget {task.fields[forget]:.3f}  retain {task.fields[retain]:.3f}"), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, disable=not visible) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not visible) as bar:
         task = bar.add_task("unlearning", total=total, completed=done, forget=math.nan, retain=math.nan)
 
         def show(entry: dict[str, Any]) -> None:
