@@ -320,10 +320,10 @@ def greedy_with_cache(model: Model, steps: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", ["llama", "gpt-j", "gemma2", "gpt-oss"])
 def test_the_gradient_of_a_learned_tau(name: str) -> None:
-    """Against finite differences; one head starts at the flat spot tau = 1, which must not drop out."""
+    """Against finite differences; layer 1 starts at tau = 1, where it has a gradient all the same."""
     model = load_family(name)
     tau = tau_table(model)
-    tau[1, 2] = 1.0
+    tau[1] = 1.0
 
     def score(table: Tensor) -> Tensor:
         with smoothed(model, table):
@@ -384,6 +384,17 @@ def test_a_dead_scores_seam_alone_leaves_the_query_seam() -> None:
     for layer in range(3):
         deaden(bridge.hook_dict[f"blocks.{layer}.attn.hook_attn_scores"])
     assert find_seam(bridge, TOKENS[0]) is Seam.QUERY
+
+
+def test_a_pattern_that_is_not_used_is_found() -> None:
+    bridge = load_family("llama").bridge
+
+    def mute(out: Any, hook: HookPoint) -> Any:
+        return torch.zeros_like(out)
+
+    muted = bridge.hooks(fwd_hooks=[("blocks.1.attn.hook_out", mute)])
+    with muted, pytest.raises(ModelError, match="scores seam an edit in layer 1 does not reach the logits"):
+        find_seam(bridge, TOKENS[0])
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "gemma2"])

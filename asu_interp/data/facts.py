@@ -36,6 +36,8 @@ class Fact:
         for name in ("prompt", "answer"):
             if not getattr(self, name).strip():
                 raise FactsError(f'{name} of "{self.prompt or self.answer}": is empty')
+        if not re.search(r"\w", self.target or self.answer):
+            raise FactsError(f'answer to "{self.prompt}": has no letter or digit, so recall cannot be told')
         if self.target and self.target not in self.answer:
             raise FactsError(f'target "{self.target}" of "{self.prompt}": does not occur in the answer')
 

@@ -28,8 +28,6 @@ def add_adapters(
 
     Returns the adapters' parameters. Scale is alpha / rank, alpha = 2 rank by default. Raises RunError.
     """
-    if rank < 1:
-        raise RunError(f"LoRA rank {rank}: a whole number of at least 1")
     chosen = range(model.n_layers) if layers is None else layers
     projections = {id(getattr(model.bridge.blocks[layer].attn, p).original_component) for layer in chosen
                    for p in PROJECTIONS}  # fmt: skip

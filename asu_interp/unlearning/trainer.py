@@ -62,6 +62,8 @@ class Training:
         for name in ("learning_rate", "clip", "forget_weight"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise RunError(f"{name} = {getattr(self, name)}: finite and greater than 0")
+        if self.lora_rank is not None and self.lora_rank < 1:
+            raise RunError(f"LoRA rank {self.lora_rank}: a whole number of at least 1")
         if not 0 <= self.warmup <= 1:
             raise RunError(f"warmup = {self.warmup}: a share of the steps, 0 to 1")
 

@@ -67,7 +67,7 @@ def _hover(name: str, table: Table) -> Cell:
 
 
 def _told(name: str, change: Table, picked: HeadSet | None) -> str:
-    if not picked or not ~picked:
+    if not picked:
         return f"{name}: {signed(_mean(change))}."
     inside, outside = (sum(change[i][j] for i, j in heads) / len(heads) for heads in (picked, ~picked))
     return f"{name}: {signed(inside)} in the chosen heads, {signed(outside)} in the others."

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from asu_interp.errors import RunError
 from asu_interp.heads import HeadSet
 from asu_interp.report.figures.maps import Cell, add_map, add_frames, map_height, cell_title, every, head_set
-from asu_interp.report.figures.style import DIVERGING_FINE, GRID, Result, data, finish, join, panels, percent, signed, total_height
+from asu_interp.report.figures.style import DIVERGING_FINE, Result, data, finish, join, panels, percent, signed, total_height
 
 CLASS_NAMES = ("local", "mid", "global")
 CLASS_SHADES = ("#e3efe9", "#86bfae", "#1f6b5c")
@@ -35,7 +35,6 @@ def head_map(
     for row in range(1, len(titles) + 1):
         add_frames(figure, picked, row=row)
     figure.update_xaxes(title="layer").update_yaxes(title="head")
-    figure.update_layout(plot_bgcolor=GRID)  # shows through the gaps between cells
     subtitle = " ".join([*_score_sentences(scores), *_class_sentences(kinds, picked)])
     height = total_height(len(titles), map_height(table))
     return finish(figure, "Which heads carry the facts, and how far they look back", subtitle, height)
@@ -57,7 +56,6 @@ def selectivity_map(selectivity: Result, chosen: HeadSet | Result | None = None)
     add_map(figure, table, hover, unit="nats")
     add_frames(figure, picked)
     figure.update_xaxes(title="layer").update_yaxes(title="head")
-    figure.update_layout(plot_bgcolor=GRID)  # shows through the gaps between cells
     layer, head = max(every(table), key=lambda pair: table[pair[0]][pair[1]])
     above = sum(table[i][j] > 0 for i, j in every(table))
     subtitle = (
@@ -97,7 +95,7 @@ def _class_sentences(kinds: dict[str, HeadSet], picked: HeadSet | None) -> list[
     if not (kinds and picked):
         return []
     shares = join([f"{len(picked & kinds[name])} {name}" for name in CLASS_NAMES])
-    return [f"Of the {len(picked)} chosen heads {shares}; {len(picked & kinds['sinks'])} are sinks."]
+    return [f"Chosen heads: {shares}; sinks among them: {len(picked & kinds['sinks'])}."]
 
 
 def _class_title(classes: dict[str, Any]) -> str:

@@ -17,7 +17,9 @@ MINUS_FROM = 0.25  # of the scale's end: from here a negative cell carries a min
 
 
 def head_set(chosen: HeadSet | Result | None) -> HeadSet | None:
-    return chosen if chosen is None or isinstance(chosen, HeadSet) else HeadSet.from_dict(data(chosen))
+    """The heads to mark; None where none or all are chosen, because then there is nothing to tell apart."""
+    heads = chosen if chosen is None or isinstance(chosen, HeadSet) else HeadSet.from_dict(data(chosen))
+    return heads if heads and ~heads else None
 
 
 def add_map(
@@ -49,6 +51,8 @@ def add_map(
         "colorbar": _colorbar(figure, row, column, unit),
     }
     figure.add_trace(go.Heatmap({**heatmap, **options}), row=row, col=column)
+    area = {"x0": -0.5, "x1": len(table) - 0.5, "y0": -0.5, "y1": len(table[0]) - 0.5}
+    figure.add_shape(area, fillcolor=style.GRID, line_width=0, layer="below", row=row, col=column)  # seen in the gaps
     figure.update_xaxes(range=[-0.6, len(table) - 0.4], dtick=step(len(table)), showgrid=False, row=row, col=column)
     heads = len(table[0])
     figure.update_yaxes(range=[heads - 0.4, -0.6], dtick=step(heads), showgrid=False, row=row, col=column)
@@ -56,16 +60,20 @@ def add_map(
 
 def add_frames(figure: go.Figure, chosen: HeadSet | None, *, row: int = 1, column: int = 1, width: float = 2) -> None:
     """A frame in each chosen cell."""
+    if not chosen:
+        return
     edge = 0.43
     right, down = (-edge, edge, edge, -edge, -edge), (-edge, -edge, edge, edge, -edge)
-    x = [at for layer, _ in chosen or () for at in (*(layer + step for step in right), None)]
-    y = [at for _, head in chosen or () for at in (*(head + step for step in down), None)]
-    first = not any(trace.legendgroup == "chosen" for trace in figure.data)
+    x = [at for layer, _ in chosen for at in (*(layer + step for step in right), None)]
+    y = [at for _, head in chosen for at in (*(head + step for step in down), None)]
     for color, extra in (("white", 1.5), ("black", 0)):  # the white rim keeps the frame visible on dark cells
         line = {"color": color, "width": width + extra}
-        frame = go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", legendgroup="chosen")
-        frame.update(name=f"chosen ({len(chosen or ())})", showlegend=first and bool(chosen) and color == "black")
+        frame = go.Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False)
         figure.add_trace(frame, row=row, col=column)
+    marker = {"symbol": "square-open", "size": 11, "color": "black", "line": {"width": 2}}
+    key = go.Scatter(x=[None], y=[None], mode="markers", marker=marker, name=f"chosen heads ({len(chosen)})")
+    if not style.drawn(figure, key.name):
+        figure.add_trace(key, row=row, col=column)
 
 
 def cell_title(picked: HeadSet | None, layer: int, head: int) -> str:

@@ -14,7 +14,7 @@ SETS = {"forget": "#9c2340", "neighbours": "#e5a443", "retain": "#4b86b4"}  # da
 CLASSES = {"factual": "#43206e", "functional": "#35a08f"}
 DASHES = {"factual": "solid", "functional": "dash"}
 INK, PALE, GRID = "#1c1c1e", "#5f6368", "#e4e6e9"
-BOTTOM, GAP = 48, 76  # pixels below the panels and between two rows of them: tick labels, axis title, next title
+LEFT, BOTTOM, GAP = 60, 48, 76  # pixels beside and below the panels, and between two rows of them
 FONT = "'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', sans-serif"
 MONO = "Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 # 0 is white. Dark is positive only, so that the sign survives in grey; maps mark the negative besides.
@@ -79,7 +79,7 @@ def bars(means: Sequence[dict[str, Any]], scale: float = 1) -> dict[str, Any]:
         [scale * sign * (m[end] - m["mean"]) if m["mean"] is not None else None for m in means]
         for end, sign in (("high", 1), ("low", -1))
     )
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.4, "width": 4}
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.4, "width": 4, "color": INK}
 
 
 def panels(titles: Sequence[str], *, rows: int = 1, height: int = 1, **options: Any) -> go.Figure:
@@ -91,8 +91,9 @@ def panels(titles: Sequence[str], *, rows: int = 1, height: int = 1, **options: 
         vertical_spacing=GAP / total_height(rows, height) if rows > 1 else None,
         **options,
     )
-    for annotation, cell in zip(figure.layout.annotations, figure.select_xaxes(), strict=True):
-        annotation.update(x=cell.domain[0], xanchor="left", yshift=4, font={"size": 13, "color": INK})
+    # all panels have titles, or none has
+    for annotation, cell in zip(figure.layout.annotations, figure.select_xaxes(), strict=False):
+        annotation.update(x=cell.domain[0], xanchor="left", align="left", yshift=4, font={"size": 13, "color": INK})
     return figure
 
 
@@ -100,39 +101,52 @@ def total_height(rows: int, height: int) -> int:
     return rows * height + (rows - 1) * GAP
 
 
-def finish(figure: go.Figure, title: str, subtitle: str, height: int, *, legend: bool = True) -> go.Figure:
-    """Title, the sentence that says what to see, a legend, and the panels' `height` in pixels."""
-    lines = textwrap.wrap(subtitle, 130, break_long_words=False)
+def finish(
+    figure: go.Figure,
+    title: str,
+    subtitle: str,
+    height: int,
+    *,
+    legend: bool = True,
+    titled: int = 1,
+    left: int = LEFT,
+    bottom: int = BOTTOM,
+) -> go.Figure:
+    """Title, the sentence that says what to see, a legend, panel titles of `titled` lines, panels of `height` pixels."""
+    lines = textwrap.wrap(subtitle, 140, break_long_words=False)
     head = 34 + 18 * len(lines)
-    top = 62 if legend else 32
+    top = 14 + 28 * legend + 20 * titled
     figure.update_layout(
         template=TEMPLATE,
-        height=head + top + height + BOTTOM,
-        margin={"l": 56, "r": 20, "t": head + top, "b": BOTTOM},
+        height=head + top + height + bottom,
+        margin={"l": left, "r": 20, "t": head + top, "b": bottom},
         title={
-            "text": f"<b>{title}</b>",
-            "font": {"size": 17},
-            "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 16, "t": 14},
-            "y": 1, "yref": "container", "yanchor": "top",
-            "subtitle": {"text": "<br>".join(lines), "font": {"size": 13, "color": PALE}},
+            "text": f"<b>{title}</b>", "font": {"size": 17}, "pad": {"l": 16, "t": 14},
+            "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
         },
         showlegend=legend,
-        legend={"x": 0, "xanchor": "left", "y": 1 + 30 / height, "yanchor": "bottom"},
-        meta={"head": head},
+        legend={"x": 0, "xanchor": "left", "y": 1 + (8 + 22 * titled) / height, "yanchor": "bottom"},
+        meta={"title": title, "subtitle": subtitle, "head": head},
     )  # fmt: skip
-    return figure
+    # not layout.title.subtitle: its place depends on how many lines it has
+    return figure.add_annotation(
+        name="subtitle", text="<br>".join(lines), font={"size": 13, "color": PALE}, align="left", showarrow=False,
+        xref="paper", x=0, xanchor="left", xshift=14 - left, yref="paper", y=1, yanchor="top", yshift=head + top - 37,
+    )  # fmt: skip
 
 
 def take_title(figure: go.Figure) -> tuple[str, str, go.Figure]:
     """Title, subtitle and the figure without them, for pages that set them as text that wraps."""
-    title, subtitle = figure.layout.title.text, figure.layout.title.subtitle.text
-    bare = go.Figure(figure)
-    head = figure.layout.meta["head"]
+    meta, bare = figure.layout.meta, go.Figure(figure)
+    head = meta["head"]
+    bare.layout.annotations = [each for each in bare.layout.annotations if each.name != "subtitle"]
     bare.update_layout(title=None, height=figure.layout.height - head, margin_t=figure.layout.margin.t - head)
-    plain = (
-        html.unescape(text.replace("<br>", " ")) for text in (title.removeprefix("<b>").removesuffix("</b>"), subtitle)
-    )
-    return *plain, bare  # type: ignore[return-value]
+    return html.unescape(meta["title"]), html.unescape(meta["subtitle"]), bare
+
+
+def drawn(figure: go.Figure, name: str) -> bool:
+    """Whether a trace of this name is there, so that the legend has it once."""
+    return any(trace.name == name for trace in figure.data)
 
 
 def join(parts: Sequence[str]) -> str:

@@ -31,12 +31,17 @@ class Scored:
     def nll(self) -> Float[Tensor, ""]:
         """Cross-entropy of the answers, nats per token."""
         targets = self.batch.targets.to(self.logits.device)
-        return self.sample_mean(F.cross_entropy(self.logits.float(), targets, reduction="none"))
+        return self.sample_mean(F.cross_entropy(_wide(self.logits), targets, reduction="none"))
 
     def kl_from(self, target: Float[Tensor, "token vocab"]) -> Float[Tensor, ""]:
         """KL(target || student) per answer token, `target` given as log-probabilities."""
-        student = self.logits.float().log_softmax(dim=-1)
+        student = _wide(self.logits).log_softmax(dim=-1)
         return self.sample_mean(F.kl_div(student, target, log_target=True, reduction="none").sum(dim=-1))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """At least float32: half precision is too coarse for a log-softmax over a vocabulary."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 @dataclass(frozen=True)
