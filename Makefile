@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint notebooks bench figures setup clean
+.PHONY: demo test test-slow lint notebooks figures seams setup clean
 
 demo: $(READY)
 	$(BIN)/asu-interp demo --overwrite
@@ -17,6 +17,17 @@ test-slow: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+notebooks: $(READY)
+	$(BIN)/pytest --nbmake --nbmake-timeout=900 notebooks
+
+# Static pictures of a run (make demo first); needs Chrome or Chromium.
+figures: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[pictures]"
+	$(BIN)/python figures/make.py runs/demo
+
+seams: $(READY)
+	$(BIN)/python tests/families.py > docs/families.md
 
 setup: $(READY)
 

@@ -195,6 +195,7 @@ def test_top_takes_the_highest_scores() -> None:
     assert HeadSet.top(scores, 2).pairs == {(0, 1), (1, 0)}, "ties go to the earlier head"
     assert HeadSet.top(scores, 3).pairs == {(0, 1), (1, 0), (1, 1)}
     assert HeadSet.top(scores, 5) == ~HeadSet.of([(1, 2)], Shape(2, 3))
+    assert str(HeadSet.top(torch.zeros(12, 5), 7)) == "0.*,1.0-1"
     assert HeadSet.top(scores, 2).origin == "top 2"
     assert HeadSet.top(scores, 2, "located").origin == "located"
 

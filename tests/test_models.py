@@ -29,6 +29,8 @@ from asu_interp.data.batches import Encoded, batches, make_batch
 from asu_interp.errors import FactsError, ModelError, RunError
 from asu_interp.models import Model, Template, load_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENS = torch.tensor([[5, 17, 98, 43, 66, 21, 7, 110, 31, 54], [11, 80, 2, 77, 12, 12, 90, 3, 64, 25]])
 
 
@@ -463,6 +465,15 @@ def test_a_copy_is_independent(family: str, model: Model) -> None:
 
 def test_a_copy_of_a_trained_model_is_trained(family: str) -> None:
     model = load_family(family)
+    train_one_step(model)
+    torch.testing.assert_close(logits_of(model.copy()), logits_of(model), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "phi3"])
+def test_a_model_whose_weights_moved_is_copied_whole(name: str) -> None:
+    """Some split projections share memory with the fused weight, until a change of type or device parts them."""
+    model = load_family(name)
+    model.hf.double().float()
     train_one_step(model)
     torch.testing.assert_close(logits_of(model.copy()), logits_of(model), atol=1e-5, rtol=1e-5)
 

@@ -26,6 +26,8 @@ from asu_interp.models import Model, Seam, load_model
 from asu_interp.models import model as model_module
 from asu_interp.models.seams import find_seam
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUERY_SEAM = {"gpt-j", "gpt-neo", "opt"}
 TOLERANCE = 1e-4
 

@@ -40,8 +40,9 @@ class TokenScores(NamedTuple):
 def token_scores(logits: Float[Tensor, "... vocab"], targets: Int[Tensor, "..."]) -> TokenScores:
     """NLL and logit margin of the target tokens."""
     target = logits.gather(-1, targets[..., None])[..., 0]
-    others = logits.scatter(-1, targets[..., None], -torch.inf)
-    return TokenScores(logits.logsumexp(-1) - target, target - others.amax(-1))
+    best, second = logits.topk(2, dim=-1).values.unbind(-1)
+    others = torch.where(target == best, second, best)  # a tie leaves margin 0
+    return TokenScores(logits.logsumexp(-1) - target, target - others)
 
 
 def score_facts(model: Model, facts: Sequence[Fact], *, batch_size: int = 16) -> TokenScores:
@@ -215,7 +216,7 @@ def temperature_response(
 
 
 def head_selectivity(
-    model: Model, facts: Sequence[Fact], tau: float = 4.0, *, rule: Rule | None = None, max_rows: int = 256
+    model: Model, facts: Sequence[Fact], tau: float = 4.0, *, rule: Rule | None = None, max_rows: int = 128
 ) -> HeadSelectivity:
     """Smooth one head at a time, every head in turn: which hit factual tokens and spare functional ones?
 

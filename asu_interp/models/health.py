@@ -84,7 +84,8 @@ def _greedy(bridge: TransformerBridge, tokens: Tensor, padding: int) -> tuple[Te
     padded = torch.cat([tokens.new_zeros(padding), tokens])
     mask = torch.ones_like(padded)
     mask[:padding] = 0
-    out = bridge.original_model.generate(
+    hf_model: Any = bridge.original_model
+    out = hf_model.generate(
         padded[None],
         attention_mask=mask[None],
         max_new_tokens=N_NEW,

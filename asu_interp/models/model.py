@@ -198,7 +198,8 @@ class Model:
             eos_token_id=self.end_token,
             pad_token_id=self.pad_token,
         )
-        out = self.hf.generate(tokens, attention_mask=mask, generation_config=config)
+        hf_model: Any = self.hf
+        out = hf_model.generate(tokens, attention_mask=mask, generation_config=config)
         return self.tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
 
     def plain(self) -> PreTrainedModel:
@@ -208,7 +209,7 @@ class Model:
 
     def copy(self) -> Model:
         """An independent model with the same weights, tokenizer, template and verified seam."""
-        weights, bridge = _wrap(self.plain().to(self.device), self.tokenizer)
+        weights, bridge = _wrap(self.plain().to(self.device), self.tokenizer)  # type: ignore[arg-type]
         return Model(bridge, self.tokenizer, self.template, self.name, list(self.checks), self.verified_seam, weights)
 
     def save(self, directory: str | Path) -> None:
@@ -288,7 +289,7 @@ def _own_tokenizer(tokenizer: Any) -> Any:
     return own
 
 
-def _check_tokenizer(hf_model: PreTrainedModel, tokenizer: Any) -> None:
+def _check_tokenizer(hf_model: Any, tokenizer: Any) -> None:
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; a Hugging Face tokenizer is needed")
     rows = hf_model.get_input_embeddings().weight.shape[0]

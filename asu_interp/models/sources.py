@@ -8,6 +8,8 @@ import importlib.metadata
 import importlib.util
 import logging
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from packaging.version import Version
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
 from asu_interp.errors import ModelError, RunError
 from asu_interp.files import cache_dir, new_directory
@@ -62,14 +65,16 @@ def _builtin_file(name: str) -> Path:
 
 def _load_pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        with _no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f'model "{source}" could not be loaded: {reason.rstrip(".")}. Allowed: {", ".join(BUILTIN)}, a Hugging Face '
-            "directory, a .gguf file, or a hub id that this machine can reach"
+            f'model "{source}" could not be loaded: {reason.rstrip(".")}. Allowed: {", ".join(BUILTIN)}, a Hugging '
+            "Face directory, a .gguf file, or a hub id that this machine can reach"
         ) from error
+    model, found = loaded
     if found["missing_keys"]:  # transformers makes up random ones
         missing = ", ".join(sorted(found["missing_keys"])[:3])
         raise ModelError(f'model "{source}": {len(found["missing_keys"])} of its weights are missing: {missing}')
@@ -93,7 +98,8 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
 
 def _convert_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
-        quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        with _no_progress_bar():
+            quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except (OSError, ValueError, LookupError, ImportError, RuntimeError, struct.error) as error:
         raise ModelError(f'model "{path}": not readable as GGUF: {error}') from error
@@ -109,10 +115,23 @@ def plain_model(like: PreTrainedModel, state: dict[str, torch.Tensor]) -> PreTra
     config._attn_implementation_internal = None  # the bridge's eager attention is not the fresh model's
     owned = {name: tensor.detach().clone() for name, tensor in state.items()}
     dtype = next(tensor.dtype for tensor in owned.values() if tensor.is_floating_point())
-    model: PreTrainedModel = type(like).from_pretrained(None, config=config, state_dict=owned, dtype=dtype)
+    with _no_progress_bar():
+        model: PreTrainedModel = type(like).from_pretrained(None, config=config, state_dict=owned, dtype=dtype)
     if like.generation_config is not None:
         model.generation_config = copy.deepcopy(like.generation_config)
     return model.eval()
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading takes a second; a bar for it would only stand between the user's own lines."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def _fingerprint(path: Path) -> str:

@@ -99,7 +99,9 @@ def render(run: Mapping[str, Any]) -> str:
         # Plotly writes "<" as \u003c, so that no text of a model can end the script
         figures={name: figure.to_json() for name, (*_, figure) in drawn.items()},
         plotly=get_plotlyjs() if drawn else "",
-        settings={name: value if isinstance(value, str) else json.dumps(value) for name, value in run["config"].items()},
+        settings={
+            name: value if isinstance(value, str) else json.dumps(value) for name, value in run["config"].items()
+        },
         method=METHODS.get(run["config"].get("method", "")),
         again=_again(run["config"]),
     )
@@ -107,18 +109,21 @@ def render(run: Mapping[str, Any]) -> str:
 
 def _intro(run: Mapping[str, Any]) -> str:
     """What was done, from the configuration."""
-    config, chosen = run["config"], chosen_heads(run)
-    if not {"model", "method", "n_forget", "n_retain"} <= config.keys():
+    config = run["config"]
+    if not {"model", "method", "n_forget", "n_retain", "tau"} <= config.keys():
         return ""
-    done = f"A copy of {config['model']} was trained with {config['method']} to forget {config['n_forget']} facts and "
-    done += f"to keep {config['n_retain']} others."
+    done = (
+        f"A copy of {config['model']} was trained with {config['method']} to forget {config['n_forget']} facts and to "
+        f"keep {config['n_retain']} others."
+    )
     method = METHODS.get(config["method"])
     if method is None or "teacher" not in method.formula:
         return done
-    tau = config["tau"] if isinstance(config["tau"], int | float) else "of its own for each"
-    some = chosen is not None and bool(~chosen)
-    heads = f"{len(chosen)} of its {len(chosen | ~chosen)} heads ({chosen.origin})" if chosen and some else "all its heads"
-    return f"{done} Its teacher in forgetting is the model itself with the attention of {heads} blurred, temperature τ {tau}."
+    chosen, heads = chosen_heads(run), "all its heads"
+    if chosen is not None and ~chosen:
+        heads = f"{len(chosen)} of its {len(chosen | ~chosen)} heads ({chosen.origin})"
+    tau = f"temperature τ = {config['tau']:g}" if isinstance(config["tau"], int | float) else "each at its own τ"
+    return f"{done} Its teacher in forgetting is the model itself with the attention of {heads} blurred, {tau}."
 
 
 def _headline(compared: Mapping[str, Any]) -> str:
@@ -133,24 +138,39 @@ def _count(scores: dict[str, Any]) -> int:
     return sum(fact["recalled"] for fact in scores["facts"])
 
 
-def _table(compared: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, list[tuple[str, str]]]]]]:
-    """Groups of rows: a label, and per state a value with its interval."""
-    groups = []
-    for kind, title in ASKED.items():
-        means = {text: [result["sets"].get(name, {}).get(kind) for result in compared.values()]
-                 for name, text in SETS.items()}  # fmt: skip
-        rows = [(text, [_recall(mean) for mean in found]) for text, found in means.items() if any(found)]
-        groups.append((title, rows))
-    spoken = [result["sets"]["forget"]["coherence"] or {} for result in compared.values()]
-    language = [
-        ("perplexity of neutral text", [_number(result["neutral_perplexity"]) for result in compared.values()]),
-        ("perplexity of its answers on the facts to forget, to the original model",
-         [_number(said.get("perplexity")) for said in spoken]),
-        ("three-word sequences that repeat in these answers", [percent(said.get("repeated_trigrams")) for said in spoken]),
-        ("of these answers, empty", [percent(said.get("empty")) for said in spoken]),
-    ]  # fmt: skip
-    groups.append(("is it still language?", [(label, [(value, "") for value in found]) for label, found in language]))
-    return groups if compared else []
+Rows = list[tuple[str, list[tuple[str, str]]]]  # label, and per state a value with its interval
+
+
+def _table(compared: Mapping[str, Any]) -> list[tuple[str, Rows]]:
+    """Groups of rows, each with its title."""
+    if not compared:
+        return []
+    recalled = [(title, _recall_rows(compared, kind)) for kind, title in ASKED.items()]
+    return [*recalled, ("is it still language?", _language_rows(compared))]
+
+
+def _recall_rows(compared: Mapping[str, Any], kind: str) -> Rows:
+    rows = []
+    for name, text in SETS.items():
+        means = [result["sets"].get(name, {}).get(kind) for result in compared.values()]
+        if any(mean and mean["n"] for mean in means):
+            rows.append((text, [(percent(mean["mean"]), span(mean, 100)) if mean else ("–", "") for mean in means]))
+    return rows
+
+
+def _language_rows(compared: Mapping[str, Any]) -> Rows:
+    said = [result["sets"]["forget"]["coherence"] or {} for result in compared.values()]
+    values = {
+        "perplexity of neutral text": [_number(result["neutral_perplexity"]) for result in compared.values()],
+        "perplexity, to the original model, of its answers on the facts to forget": [
+            _number(each.get("perplexity")) for each in said
+        ],
+        "share of three-word sequences in these answers that repeat": [
+            percent(each.get("repeated_trigrams")) for each in said
+        ],
+        "share of these answers that are empty": [percent(each.get("empty")) for each in said],
+    }
+    return [(label, [(value, "") for value in found]) for label, found in values.items()]
 
 
 def _said(compared: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -180,10 +200,6 @@ def _again(config: Mapping[str, Any]) -> str:
         *training,
         ")",
     ])  # fmt: skip
-
-
-def _recall(mean: dict[str, Any] | None) -> tuple[str, str]:
-    return (percent(mean["mean"]), span(mean, 100)) if mean and mean["n"] else ("–", "")
 
 
 def _number(value: float | None) -> str:

@@ -153,7 +153,7 @@ class _Trainer:
         self.teacher = Targets(_within(off, frozen_logits(teacher, tau)), self.forget, self.pad)
         self.reference = Targets(_within(off, frozen_logits(teacher)), self.retain, self.pad)
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self.log: list[dict[str, Any]] = []
 

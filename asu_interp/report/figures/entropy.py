@@ -10,12 +10,12 @@ from asu_interp.heads import HeadSet
 from asu_interp.report.figures.maps import (
     Cell,
     Table,
-    add_map,
     add_frames,
-    map_height,
+    add_map,
     cell_title,
     every,
     head_set,
+    map_height,
     step,
     symmetric,
 )

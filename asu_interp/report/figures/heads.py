@@ -8,8 +8,27 @@ import plotly.graph_objects as go
 
 from asu_interp.errors import RunError
 from asu_interp.heads import HeadSet
-from asu_interp.report.figures.maps import Cell, add_map, add_frames, map_height, cell_title, every, head_set
-from asu_interp.report.figures.style import DIVERGING_FINE, Result, data, finish, join, panels, percent, signed, total_height
+from asu_interp.report.figures.maps import (
+    Cell,
+    add_frames,
+    add_map,
+    cell_height,
+    cell_title,
+    every,
+    head_set,
+    map_height,
+)
+from asu_interp.report.figures.style import (
+    DIVERGING_FINE,
+    Result,
+    data,
+    finish,
+    join,
+    panels,
+    percent,
+    signed,
+    total_height,
+)
 
 CLASS_NAMES = ("local", "mid", "global")
 CLASS_SHADES = ("#e3efe9", "#86bfae", "#1f6b5c")
@@ -33,7 +52,7 @@ def head_map(
     if classes:
         _add_classes(figure, kinds, hover, row=len(titles))
     for row in range(1, len(titles) + 1):
-        add_frames(figure, picked, row=row)
+        add_frames(figure, picked, row=row, width=cell_height(table) / 11)
     figure.update_xaxes(title="layer").update_yaxes(title="head")
     subtitle = " ".join([*_score_sentences(scores), *_class_sentences(kinds, picked)])
     height = total_height(len(titles), map_height(table))
@@ -54,14 +73,12 @@ def selectivity_map(selectivity: Result, chosen: HeadSet | Result | None = None)
 
     figure = panels(["rise of factual minus rise of functional NLL, nats per token"])
     add_map(figure, table, hover, unit="nats")
-    add_frames(figure, picked)
+    add_frames(figure, picked, width=cell_height(table) / 11)
     figure.update_xaxes(title="layer").update_yaxes(title="head")
-    layer, head = max(every(table), key=lambda pair: table[pair[0]][pair[1]])
     above = sum(table[i][j] > 0 for i, j in every(table))
     subtitle = (
-        f"One head alone blurred, at τ = {found['tau']:g}; dark: factual tokens suffer more than functional ones. Most "
-        f"selective is {layer}.{head}: factual NLL {signed(factual[layer][head])}, functional "
-        f"{signed(functional[layer][head])} nats. Above zero are {above} of {len(every(table))} heads "
+        f"One head alone blurred, at τ = {found['tau']:g}; dark: factual tokens suffer more than functional ones. "
+        f"{selectivity_sentence(found)}. Above zero are {above} of {len(every(table))} heads "
         f"({found['n_factual']} factual and {found['n_functional']} functional tokens)."
     )
     return finish(figure, "Which single heads are selective", subtitle, map_height(table), legend=bool(picked))
@@ -81,6 +98,14 @@ def score_sentence(scores: dict[str, Any]) -> str:
         held += positive[count]
         count += 1
     return f"{count} of {len(values)} heads hold {percent(0.8)} of the positive patching score"
+
+
+def selectivity_sentence(found: dict[str, Any]) -> str:
+    """The head that hits facts most and spares the rest."""
+    table = found["selectivity"]
+    layer, head = max(every(table), key=lambda pair: table[pair[0]][pair[1]])
+    factual, functional = (signed(found[f"nll_change_{name}"][layer][head]) for name in ("factual", "functional"))
+    return f"Most selective is {layer}.{head}: factual NLL {factual}, functional {functional} nats"
 
 
 def _score_sentences(scores: dict[str, Any] | None) -> list[str]:
@@ -135,7 +160,8 @@ def _add_classes(figure: go.Figure, kinds: dict[str, HeadSet], hover: Cell, row:
     add_map(figure, table, hover, row=row, limits=(-0.5, 2.5), unit="class", colorscale=CLASS_SCALE, text=None)
     figure.data[-1].colorbar.update(tickvals=[0, 1, 2], ticktext=CLASS_NAMES)
     sinks = list(kinds["sinks"])
-    marker = {"symbol": "circle", "size": 7, "color": "white", "line": {"color": "black", "width": 1.4}}
+    size = cell_height(table) / 3
+    marker = {"symbol": "circle", "size": size, "color": "white", "line": {"color": "black", "width": size / 5}}
     dots = go.Scatter(x=[i for i, _ in sinks], y=[j for _, j in sinks], mode="markers", marker=marker)
     name = f"sink ({len(sinks)}): mostly attends to the first token"
     figure.add_trace(dots.update(name=name, hoverinfo="skip", showlegend=bool(sinks)), row=row, col=1)

@@ -7,29 +7,39 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from asu_interp.heads import HeadSet
-from asu_interp.report.figures.heads import score_sentence
+from asu_interp.report.figures.heads import score_sentence, selectivity_sentence
 from asu_interp.report.figures.maps import add_frames, add_map, head_set, step
 from asu_interp.report.figures.recall import add_recall, recall_sentence
-from asu_interp.report.figures.style import DIVERGING_FINE, Result, data, finish, panels
+from asu_interp.report.figures.style import DIVERGING, DIVERGING_FINE, Result, data, finish, panels
 from asu_interp.report.figures.tokens import add_class_curves, blurred_heads
 
 WIDTH, HEIGHT = 1180, 280
 
 
 def hero(
-    evaluations: Mapping[str, Result], located: Result, chosen: HeadSet | Result | None, response: Result
+    evaluations: Mapping[str, Result], scores: Result, chosen: HeadSet | Result | None, response: Result
 ) -> go.Figure:
-    """The map of the heads, recall by set and state, and the tokens lost over temperature, side by side."""
+    """The map of the heads, recall by set and state, and the tokens lost over temperature, side by side.
+
+    `scores` are those that the heads were chosen by: HeadScores or HeadSelectivity.
+    """
     states = {name: data(evaluation)["sets"] for name, evaluation in evaluations.items()}
-    scores, found, picked = data(located), data(response), head_set(chosen)
+    mapped, found, picked = data(scores), data(response), head_set(chosen)
+    patched = "scores" in mapped
+    table, unit = (mapped["scores"], "score") if patched else (mapped["selectivity"], "nats")
     titles = [
-        f"<b>Which heads carry the facts</b><br>{score_sentence(scores)}",
+        f"<b>Which heads carry the facts</b><br>{(score_sentence if patched else selectivity_sentence)(mapped)}",
         "<b>What the model still recalls</b><br>facts recalled, %, prompts as asked",
         f"<b>What blurring does</b><br>tokens lost, {blurred_heads(found)} blurred",
     ]
     figure = panels(titles, column_widths=[0.4, 0.34, 0.26], horizontal_spacing=0.1)
-    table = scores["scores"]
-    add_map(figure, table, lambda i, j: f"{i}.{j}: {table[i][j]:.3f}", unit="score", colorscale=DIVERGING_FINE)
+    add_map(
+        figure,
+        table,
+        lambda i, j: f"{i}.{j}: {table[i][j]:.3f}",
+        unit=unit,
+        colorscale=DIVERGING_FINE if patched else DIVERGING,
+    )
     add_frames(figure, picked, width=1.3)
     add_recall(figure, states, column=2)
     figure.update_yaxes(title=None, col=2)  # the panel's title says it

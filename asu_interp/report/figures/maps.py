@@ -13,7 +13,8 @@ from asu_interp.report.figures.style import Result, data
 
 Table = Sequence[Sequence[float]]  # [layer][head]
 Cell = Callable[[int, int], str]  # layer, head -> what is said about it
-MINUS_FROM = 0.25  # of the scale's end: from here a negative cell carries a minus sign
+MINUS_FROM = 0.1  # of the scale's end: from here a negative cell carries a minus sign
+TALLEST = 640  # pixels
 
 
 def head_set(chosen: HeadSet | Result | None) -> HeadSet | None:
@@ -43,7 +44,7 @@ def add_map(
         "hovertext": turn([[hover(i, j) for j in range(len(line))] for i, line in enumerate(table)]),
         "hoverinfo": "text",
         "text": turn([["−" if value < MINUS_FROM * low < 0 else "" for value in line] for line in table]),
-        "texttemplate": "%{text}",
+        "texttemplate": "%{text}" if cell_height(table) >= 12 else None,
         "textfont": {"size": 12, "color": style.INK},
         "xgap": 1,
         "ygap": 1,
@@ -81,8 +82,12 @@ def cell_title(picked: HeadSet | None, layer: int, head: int) -> str:
     return f"<b>layer {layer}, head {head}</b>{' (chosen)' * chosen}"
 
 
-def map_height(table: Table, largest: int = 480) -> int:
+def map_height(table: Table, largest: int = TALLEST) -> int:
     return min(max(22 * len(table[0]), 130), largest)
+
+
+def cell_height(table: Table) -> float:
+    return min(map_height(table) / len(table[0]), 22)
 
 
 def every(table: Table) -> list[tuple[int, int]]:

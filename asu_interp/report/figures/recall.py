@@ -35,9 +35,11 @@ def add_recall(
         if set_name not in first:
             continue
         begin = at
+        asked = [kind for kind in kinds if first[set_name][kind]["n"]]
         for state, sets in states.items():
-            for i, kind in enumerate(kinds):
-                _add_bar(figure, f"{set_name}, {state}", sets[set_name][kind], color, at + NEXT * i, bool(i), column)
+            for i, kind in enumerate(asked):
+                place = at + NEXT * (i + (len(kinds) - len(asked)) / 2)
+                _add_bar(figure, f"{set_name}, {state}", sets[set_name][kind], color, place, bool(i), column)
             ticks[at + NEXT * (len(kinds) - 1) / 2] = state.replace("_", " ")
             at += NEXT * len(kinds) + 0.15
         middle = (begin + at - NEXT - 0.15) / 2
@@ -61,7 +63,7 @@ def recall_sentence(states: Mapping[str, dict[str, Any]]) -> str:
 
 
 def said_table(before: Result, after: Result) -> list[dict[str, Any]]:
-    """One row per fact: set, prompt, stem, target, and what was said before and after, with whether it is the target."""
+    """One row per fact: set, prompt, stem, target, what was said before and after, and whether that is the target."""
     return [
         {
             "set": set_name,
@@ -87,10 +89,10 @@ def fact_pairs(before: Result, after: Result, set_name: str) -> Facts:
 def _add_bar(
     figure: go.Figure, name: str, mean: dict[str, Any], color: str, x: float, hatched: bool, column: int
 ) -> None:
-    if mean["mean"] is None:
-        return
     value, top = 100 * mean["mean"], 100 * mean["high"]
-    hover = f"{name}{', paraphrased' * hatched}<br>{value:.1f} % {style.span(mean, 100)}, n = {mean['n']}<extra></extra>"
+    hover = (
+        f"{name}{', paraphrased' * hatched}<br>{value:.1f} % {style.span(mean, 100)}, n = {mean['n']}<extra></extra>"
+    )
     bar = go.Bar(x=[x], y=[value], width=BAR, marker=_fill(color, hatched), error_y=style.bars([mean], 100), name=name)
     figure.add_trace(bar.update(hovertemplate=hover, showlegend=False), row=1, col=column)
     label = go.Scatter(x=[x], y=[top], text=[f"{value:.0f}"], mode="text", textposition="top center")

@@ -20,7 +20,14 @@ MONO = "Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 # 0 is white. Dark is positive only, so that the sign survives in grey; maps mark the negative besides.
 DIVERGING = [[0, "#e08a2e"], [0.25, "#f3c68f"], [0.5, "#ffffff"], [0.75, "#7a86c2"], [1, "#1d1147"]]
 # For long-tailed values: half of the shades lie within an eighth of the scale.
-DIVERGING_FINE = [[0, "#e08a2e"], [0.4375, "#f3c68f"], [0.5, "#ffffff"], [0.5625, "#a3acd6"], [0.7, "#5f6bb0"], [1, "#1d1147"]]
+DIVERGING_FINE = [
+    [0, "#e08a2e"],
+    [0.4375, "#f3c68f"],
+    [0.5, "#ffffff"],
+    [0.5625, "#a3acd6"],
+    [0.7, "#5f6bb0"],
+    [1, "#1d1147"],
+]
 SEQUENTIAL = [[0, "#fbf8e3"], [0.35, "#9fd3b6"], [0.7, "#3583a3"], [1, "#1b2a5e"]]
 
 _AXIS = {
@@ -79,7 +86,15 @@ def bars(means: Sequence[dict[str, Any]], scale: float = 1) -> dict[str, Any]:
         [scale * sign * (m[end] - m["mean"]) if m["mean"] is not None else None for m in means]
         for end, sign in (("high", 1), ("low", -1))
     )
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.4, "width": 4, "color": INK}
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": up,
+        "arrayminus": down,
+        "thickness": 1.4,
+        "width": 4,
+        "color": INK,
+    }
 
 
 def panels(titles: Sequence[str], *, rows: int = 1, height: int = 1, **options: Any) -> go.Figure:
@@ -112,7 +127,7 @@ def finish(
     left: int = LEFT,
     bottom: int = BOTTOM,
 ) -> go.Figure:
-    """Title, the sentence that says what to see, a legend, panel titles of `titled` lines, panels of `height` pixels."""
+    """Title, the sentence that says what to see, legend, panel titles of `titled` lines, panels of `height` pixels."""
     lines = textwrap.wrap(subtitle, 140, break_long_words=False)
     head = 34 + 18 * len(lines)
     top = 14 + 28 * legend + 20 * titled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +28,9 @@ def response_curves(response: Result) -> go.Figure:
     figure.update_xaxes(title="temperature τ (1: untouched)")
     figure.update_yaxes(title="NLL, nats per token", rangemode="tozero", col=1)
     figure.update_yaxes(title="tokens lost to greedy decoding, %", range=[-3, 103], col=2)
-    title = "What blurring attention does to factual and functional tokens"
-    return finish(figure, title, f"Blurred: {blurred_heads(found)}. {interval_sentence(found)}", 300, titled=0)
+    title = f"What blurring {blurred_heads(found)} does to factual and functional tokens"
+    subtitle = f"{interval_sentence(found)} {found['n_factual']} factual and {found['n_functional']} functional tokens."
+    return finish(figure, title, subtitle, 300, titled=0)
 
 
 def token_strip(before: Result, after: Result, set_name: str = "forget", n: int = 12) -> go.Figure:
@@ -43,12 +45,10 @@ def token_strip(before: Result, after: Result, set_name: str = "forget", n: int 
     asked = go.Scatter(x=[0] * len(at), y=at, text=[safe(t) for t in text], mode="text", textposition="middle right")
     figure.add_trace(asked.update(textfont={"color": style.PALE}, hoverinfo="skip", showlegend=False))
     widest = max(cell["start"] + cell["width"] for cell in cells)
-    figure.update_xaxes(range=[0, max(widest, 60)], visible=False).update_yaxes(range=[height, 0], visible=False)
+    figure.update_xaxes(range=[0, max(widest, 50)], visible=False).update_yaxes(range=[height, 0], visible=False)
     shown = f"{min(n, len(facts))} of {len(facts)} facts of the {set_name} set shown"
     subtitle = f"{_changes(facts)} {shown}."
-    return finish(
-        figure, "Which words became harder to say", subtitle, height, titled=0, left=16, bottom=8
-    )
+    return finish(figure, "Which words became harder to say", subtitle, height, titled=0, left=16, bottom=8)
 
 
 def add_class_curves(
@@ -64,12 +64,20 @@ def add_class_curves(
         band.update(mode="none", hoverinfo="skip", legendgroup=name, showlegend=False, name=f"{name} interval")
         symbol = "circle" if name == "factual" else "square-open"
         hover = f"{name}, τ = %{{x}}: %{{y:.3g}} [%{{customdata[0]:.3g}}, %{{customdata[1]:.3g}}]<extra></extra>"
-        line = go.Scatter(look, y=mean, mode="lines+markers", marker={"symbol": symbol, "size": 8}, name=f"{name} tokens")
-        line.update(customdata=list(zip(low, high, strict=True)), hovertemplate=hover, showlegend=not style.drawn(figure, line.name))
+        line = go.Scatter(
+            look, y=mean, mode="lines+markers", marker={"symbol": symbol, "size": 8}, name=f"{name} tokens"
+        )
+        line.update(
+            customdata=list(zip(low, high, strict=True)),
+            hovertemplate=hover,
+            showlegend=not style.drawn(figure, line.name),
+        )
         figure.add_traces([band, line], rows=1, cols=column)
     if found["interval"]:
         low, high = found["interval"]
-        figure.add_vrect(low, high, fillcolor="#f2d46b", opacity=0.28, layer="below", row=1, col=column, line_color="#c9a227")
+        figure.add_vrect(
+            low, high, fillcolor="#f2d46b", opacity=0.28, layer="below", row=1, col=column, line_color="#c9a227"
+        )
     if quantity == "lost":
         for limit in (FACTUAL_LOST, FUNCTIONAL_LOST):
             figure.add_hline(scale * limit, line={"color": style.PALE, "width": 1, "dash": "dot"}, row=1, col=column)
@@ -79,10 +87,10 @@ def interval_sentence(found: dict[str, Any]) -> str:
     """At which temperatures of the grid facts are lost and the rest is spared, if at any."""
     claim = f"at least {percent(FACTUAL_LOST)} of factual and at most {percent(FUNCTIONAL_LOST)} of functional tokens"
     if not found["interval"]:
-        return f"No τ of the grid ({min(found['taus']):g} to {max(found['taus']):g}) loses {claim}."
+        return f"At no τ of the grid ({min(found['taus']):g} to {max(found['taus']):g}) are {claim} lost."
     low, high = found["interval"]
-    where = f"At τ = {low:g}" if low == high else f"At τ = {low:g} and τ = {high:g}"
-    return f"{where} (shaded) {claim} are lost; at no τ of the grid below or above."
+    where = f"At τ = {low:g} only" if low == high else f"At τ = {low:g} and τ = {high:g}, but none below or above"
+    return f"{where} (shaded), {claim} are lost."
 
 
 def blurred_heads(found: dict[str, Any]) -> str:
@@ -93,11 +101,11 @@ def blurred_heads(found: dict[str, Any]) -> str:
 
 def _changes(facts: Facts) -> str:
     """Mean NLL change of both classes over the whole set."""
-    changes: dict[bool, list[float]] = {True: [], False: []}
+    changes: dict[str, list[float]] = {"factual": [], "functional": []}
     for old, new in facts:
         for factual, a, b in zip(old["factual"], old["nll"], new["nll"], strict=True):
-            changes[factual].append(b - a)
-    means = [f"{signed(sum(c) / len(c))} nats for {name} tokens" for name, c in zip(style.CLASSES, changes.values()) if c]
+            changes["factual" if factual else "functional"].append(b - a)
+    means = [f"{signed(sum(c) / len(c))} nats for {name} tokens" for name, c in changes.items() if c]
     return f"Mean change of NLL over the whole set: {style.join(means)}."
 
 
@@ -105,7 +113,7 @@ def _lay_out(facts: Facts) -> tuple[list[dict[str, Any]], list[tuple[float, str]
     """Cells and prompts with their places, x in characters and y in pixels from the top, and the total height."""
     cells, prompts, top = [], [], 0
     for old, new in facts:
-        prompts.append((top + PROMPT / 2, old["prompt"]))
+        prompts.append((top + PROMPT / 2, textwrap.shorten(old["prompt"], WIDEST, placeholder=" …")))
         top, start = top + PROMPT, 0.0
         for token, factual, a, b in zip(old["tokens"], old["factual"], old["nll"], new["nll"], strict=True):
             width = len(_shown(token)) + 1.6
