@@ -271,7 +271,7 @@ def unlearn(
     run = train(loaded, facts, tau=temperature, heads=chosen, out=out, overwrite=overwrite, resume=resume, **settings)
     before = judge(loaded, facts)
     judged = judge_run(run, loaded, facts, tau=temperature, heads=chosen, before=before)
-    result = write_evidence(out, run, judged, seconds=time.perf_counter() - started)
+    result = write_evidence(out, run.record, judged, seconds=time.perf_counter() - started)
     _show(result, as_json, _summary_table(result, ("",)))
 
 

@@ -13,7 +13,7 @@ from asu_interp.heads import HeadSet
 from asu_interp.lens.temperature import Tau
 from asu_interp.models import Model
 from asu_interp.report.page import write_report
-from asu_interp.unlearning.trainer import Run
+from asu_interp.unlearning.trainer import Record, Run
 
 
 def judge_run(
@@ -29,11 +29,10 @@ def judge_run(
 
 def write_evidence(
     directory: Path,
-    run: Run,
+    record: Record,
     evaluations: dict[str, Evaluation],
     *,
     seconds: float,
-    extra: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write evaluation.json, summary.json and report.html; returns the summary.
 
@@ -49,13 +48,13 @@ def write_evidence(
         found, missing = metrics_of(evaluations["before"], evaluation, prefix)
         metrics, unavailable = metrics | found, unavailable | missing
     metrics |= {
-        "heads_selected": float(len(HeadSet.parse(run.config["heads"], run.model))),
-        "steps": float(len(run.log)),
+        "heads_selected": float(len(HeadSet.parse(record.config["heads"], evaluations["before"]))),
+        "steps": float(len(record.log)),
         "wall_seconds": seconds,
         "peak_rss_mb": peak_rss_mb(),
     }
-    described = {key: run.config[key] for key in ("model", "data", "method", "heads_origin", "seed")}
-    result = {"status": run.status, **described, **(extra or {}), "metrics": metrics, "unavailable": unavailable}
+    described = {key: record.config[key] for key in ("model", "data", "method", "heads_origin", "seed")}
+    result = {"status": record.status, **described, "metrics": metrics, "unavailable": unavailable}
     write_json(directory / "summary.json", result)
     write_report(directory)
     return result

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from asu_interp.models import Model, load_model
+from asu_interp.models.weights import fused_projections
 
 VOCAB, CONTEXT, D_MODEL, N_HEADS, N_KV, D_HEAD, WINDOW = 120, 128, 32, 4, 2, 8, 4
 ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -180,3 +181,28 @@ def tiny_tokenizer(vocab_size: int = VOCAB - 4) -> PreTrainedTokenizerFast:
 def load_family(name: str) -> Model:
     """A fresh tiny model of the family, wrapped and checked."""
     return load_model(FAMILIES[name](), tokenizer=tiny_tokenizer())
+
+
+def seam_table() -> str:
+    """Markdown table of the families: where attention takes a temperature, and what TransformerLens splits."""
+    rows = [
+        "| family | temperature seam | fused weights split for hooks | query / key-value heads |",
+        "|---|---|---|---|",
+    ]
+    for name in FAMILIES:
+        model = load_family(name)
+        fused = sorted({_fused_name(part) for part, *_ in fused_projections(model.bridge)})
+        key_value = getattr(model.bridge.cfg, "n_key_value_heads", None) or model.n_heads
+        rows.append(f"| {name} | {model.seam.value} | {', '.join(fused) or '-'} | {model.n_heads} / {key_value} |")
+    return "\n".join(rows)
+
+
+def _fused_name(component: object) -> str:
+    return "gate/up" if hasattr(component, "split_gate_up_matrix") else "q/k/v"
+
+
+if __name__ == "__main__":
+    print("# Families and temperature seams\n")
+    print("Made by `make seams` on tiny random models of each family, with the check that `load_model` makes:")
+    print("`scores` divides the full pre-softmax logits, `query` the query before the product with the keys.\n")
+    print(seam_table())

@@ -136,7 +136,8 @@ BUILDERS: dict[str, tuple[Any, list[Any]]] = {
 def run_dir(tmp_path: Path) -> Path:
     before, after = evaluation(0), evaluation(3, 0.25)
     config = {
-        "model": "tiny", "fingerprint": "abc", "template": "bare", "data": "demo", "n_forget": 4, "n_retain": 8,
+        "model": "tiny", "fingerprint": "abc", "template": "bare", "dtype": "float32", "data": "demo", "known": True,
+        "n_forget": 4, "n_retain": 8,
         "heads": str(chosen()), "heads_origin": "top 3", "tau": 2.5, "method": "asu-kl", "epochs": 2,
         "learning_rate": 1e-5, "lora_rank": None, "seed": 0,
     }  # fmt: skip

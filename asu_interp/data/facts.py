@@ -63,6 +63,7 @@ class FactSet:
     forget: tuple[Fact, ...]
     retain: tuple[Fact, ...]
     neutral: tuple[str, ...] = field(default=())
+    known: bool = False  # whether only facts that a model recalls are left
 
     def __post_init__(self) -> None:
         seen: dict[str, str] = {}
@@ -86,12 +87,10 @@ class FactSet:
     def known_to(self, model: Model, max_new_tokens: int = 12) -> FactSet:
         """Only the facts that the model says by greedy decoding of prompt and stem."""
         facts = self.forget + self.retain
-        known = {fact.prompt for fact, text in zip(facts, recall_texts(model, facts, max_new_tokens), strict=True)
-                 if fact.recalled_in(text)}  # fmt: skip
-        return self._keep(lambda fact: fact.prompt in known)
-
-    def _keep(self, wanted: Callable[[Fact], bool]) -> FactSet:
-        return replace(self, forget=tuple(filter(wanted, self.forget)), retain=tuple(filter(wanted, self.retain)))
+        texts = recall_texts(model, facts, max_new_tokens)
+        known = {fact.prompt for fact, text in zip(facts, texts, strict=True) if fact.recalled_in(text)}
+        forget, retain = (tuple(f for f in chosen if f.prompt in known) for chosen in (self.forget, self.retain))
+        return replace(self, forget=forget, retain=retain, known=True)
 
 
 def recall_texts(model: Model, facts: Sequence[Fact], max_new_tokens: int = 12) -> list[str]:

@@ -90,6 +90,14 @@ class Evaluation:
     entropy: Float[Tensor, "layer head"]  # nats, over the forget set's answers
     baseline: Evaluation | None = None
 
+    @property
+    def n_layers(self) -> int:
+        return self.entropy.shape[0]
+
+    @property
+    def n_heads(self) -> int:
+        return self.entropy.shape[1]
+
     def ratio(self, set_name: str) -> float | None:
         """Recall of a set relative to the baseline's; None without a baseline or where it knew nothing."""
         if self.baseline is None or set_name not in self.sets:

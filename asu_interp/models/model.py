@@ -21,7 +21,7 @@ from asu_interp.errors import FactsError, ModelError
 from asu_interp.files import new_directory
 from asu_interp.models.health import Check, check_model, probe_tokens, reference_logits
 from asu_interp.models.seams import Seam
-from asu_interp.models.sources import check_versions, load_source, plain_model, token_count
+from asu_interp.models.sources import check_versions, load_source, no_progress_bar, plain_model, token_count
 from asu_interp.models.template import Template
 from asu_interp.models.weights import named_weights, write_back_fused
 
@@ -217,7 +217,7 @@ class Model:
 
         The directory appears when everything is in it. Raises RunError if it cannot be written.
         """
-        with new_directory(Path(directory)) as temporary:
+        with new_directory(Path(directory)) as temporary, no_progress_bar():
             self.plain().save_pretrained(temporary)
             self.tokenizer.save_pretrained(temporary)
 

@@ -10,6 +10,7 @@ import logging
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ def check_versions() -> None:
 def load_source(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model and tokenizer that `source` names, on the CPU. Raises ModelError."""
     path = Path(source).expanduser()
+    meant = get_close_matches(source, BUILTIN, n=1, cutoff=0.8)
+    if meant and source not in BUILTIN and not path.exists():  # the hub would take a minute to say no
+        raise ModelError(f'model "{source}": unknown; did you mean "{meant[0]}"?')
     if source in BUILTIN:
         return _load_gguf(_builtin_file(source), dtype)
     if path.suffix == ".gguf":
@@ -65,7 +69,7 @@ def _builtin_file(name: str) -> Path:
 
 def _load_pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
-        with _no_progress_bar():
+        with no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -98,7 +102,7 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
 
 def _convert_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
-        with _no_progress_bar():
+        with no_progress_bar():
             quantised = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except (OSError, ValueError, LookupError, ImportError, RuntimeError, struct.error) as error:
@@ -115,7 +119,7 @@ def plain_model(like: PreTrainedModel, state: dict[str, torch.Tensor]) -> PreTra
     config._attn_implementation_internal = None  # the bridge's eager attention is not the fresh model's
     owned = {name: tensor.detach().clone() for name, tensor in state.items()}
     dtype = next(tensor.dtype for tensor in owned.values() if tensor.is_floating_point())
-    with _no_progress_bar():
+    with no_progress_bar():
         model: PreTrainedModel = type(like).from_pretrained(None, config=config, state_dict=owned, dtype=dtype)
     if like.generation_config is not None:
         model.generation_config = copy.deepcopy(like.generation_config)
@@ -123,7 +127,7 @@ def plain_model(like: PreTrainedModel, state: dict[str, torch.Tensor]) -> PreTra
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
     """Loading takes a second; a bar for it would only stand between the user's own lines."""
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()

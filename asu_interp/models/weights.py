@@ -32,7 +32,7 @@ def write_back_fused(bridge: TransformerBridge) -> None:
 
     Which element went where is found by splitting numbered weights: right for every layout, interleaved or not.
     """
-    for component, split, parts in _fused(bridge):
+    for component, split, parts in fused_projections(bridge):
         sources = list(component.original_component.parameters())
         with _numbered(sources):
             numbered_parts = split(component.original_component)
@@ -42,7 +42,7 @@ def write_back_fused(bridge: TransformerBridge) -> None:
                 _scatter(sources, numbers.reshape(-1).long(), trained)
 
 
-def _fused(bridge: TransformerBridge) -> Iterator[tuple]:
+def fused_projections(bridge: TransformerBridge) -> Iterator[tuple]:
     for component in bridge.modules():
         if isinstance(component, JointQKVAttentionBridge):
             yield component, component.split_qkv_matrix, (component.q, component.k, component.v)

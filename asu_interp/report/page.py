@@ -183,7 +183,7 @@ def _again(config: Mapping[str, Any]) -> str:
     """Python that makes the run again from its configuration."""
     if not {"tau", "method", "heads"} <= config.keys():
         return ""
-    given = {"model", "template", "data", "heads", "tau", *DESCRIBED}
+    given = {"model", "template", "dtype", "data", "known", "heads", "tau", *DESCRIBED}
     training = [f"    {name}={value!r}," for name, value in config.items() if name not in given]
     table = not isinstance(config["tau"], int | float)
     tau = 'torch.tensor(json.load(open("config.json"))["tau"])' if table else f"{config['tau']!r}"
@@ -191,9 +191,8 @@ def _again(config: Mapping[str, Any]) -> str:
         *(["import json, torch"] if table else []),
         "import asu_interp as asu",
         "",
-        f"model = asu.load_model({config['model']!r}, template={config['template']!r})",
-        f"facts = asu.load_facts({config['data']!r})",
-        f"# {config['n_forget']} to forget and {config['n_retain']} to keep; if these are more: facts.known_to(model)",
+        f"model = asu.load_model({config['model']!r}, dtype={config['dtype']!r}, template={config['template']!r})",
+        f"facts = asu.load_facts({config['data']!r})" + (".known_to(model)" if config["known"] else ""),
         f"heads = asu.HeadSet.parse({config['heads']!r}, model)",
         "asu.unlearn(",
         f'    model, facts, tau={tau}, heads=heads, out="again",',

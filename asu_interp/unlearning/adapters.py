@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -43,7 +44,7 @@ def add_adapters(
     return [p for layer in adapters(model) for n, p in layer.named_parameters() if "lora_" in n]
 
 
-def adapters(model: Model) -> list[LoraLayer]:
+def adapters(model: Model) -> list[Any]:
     """The LoRA layers now in the model."""
     return [module for module in model.hf.modules() if isinstance(module, LoraLayer)]
 
@@ -51,7 +52,7 @@ def adapters(model: Model) -> list[LoraLayer]:
 @contextmanager
 def adapters_off(model: Model) -> Iterator[None]:
     """Within the block the model is the frozen base: a teacher that needs no second copy."""
-    layers: list[Any] = adapters(model)
+    layers = adapters(model)
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -66,9 +67,10 @@ def merge_adapters(model: Model) -> None:
     """Add every adapter's B A to its weight and take the adapters out."""
     for parent in list(model.hf.modules()):
         for name, child in list(parent.named_children()):
+            layer: Any = child
             if isinstance(child, LoraLayer):
-                base = child.get_base_layer()
-                base.weight += child.get_delta_weight("default").to(base.weight)
+                base = layer.get_base_layer()
+                base.weight += layer.get_delta_weight("default").to(base.weight)
                 parent._modules[name] = base
     for parameter in model.bridge.parameters():
         parameter.requires_grad_(True)

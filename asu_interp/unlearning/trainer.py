@@ -69,14 +69,28 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A finished run: the trained model, the log of its steps, and why it ended."""
+class Record:
+    """What is known of a finished run: its settings, the log of its steps, and why it ended."""
 
-    model: Model
     config: dict[str, Any]
     log: list[dict[str, Any]]
     status: str
-    out: Path | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: the trained model and the record."""
+
+    model: Model
+    record: Record
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        return self.record.log
+
+    @property
+    def status(self) -> str:
+        return self.record.status
 
 
 def unlearn(
@@ -107,7 +121,9 @@ def unlearn(
         "model": model.name,
         "fingerprint": model.fingerprint(),
         "template": model.template.name,
+        "dtype": str(model.hf.dtype).removeprefix("torch."),
         "data": facts.name,
+        "known": facts.known,
         "n_forget": len(facts.forget),
         "n_retain": len(facts.retain),
         "heads": str(heads) if heads is not None else "all",
@@ -118,14 +134,14 @@ def unlearn(
     directory = RunDirectory(out, config, overwrite=overwrite, resume=resume) if out is not None else None
     if directory is not None and resume and directory.finished:
         trained = load_model(directory.path / "model", device=model.device, template=model.template.name)
-        return Run(trained, config, directory.read_log(), "done", directory.path)
+        return Run(trained, Record(config, directory.read_log(), "done"))
     trainer = _Trainer(model, table, encoded, settings, directory)
     status = trainer.train(progress)
     if directory is not None:
         if not directory.finished:
             trainer.student.save(directory.path / "model")
         directory.drop_checkpoint()
-    return Run(trainer.student, config, trainer.log, status, Path(out) if out is not None else None)
+    return Run(trainer.student, Record(config, trainer.log, status))
 
 
 class _Trainer:
@@ -173,6 +189,7 @@ class _Trainer:
                     self._checkpoint(status)
                 if status:
                     break
+        self.optimizer.zero_grad(set_to_none=True)  # gradients would stay with the model for good
         if self.settings.lora_rank is not None:
             merge_adapters(self.student)
         return status or "done"
