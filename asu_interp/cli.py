@@ -68,7 +68,8 @@ def demo(
     data: Data = "demo",
     seed: Seed = 0,
     pairs: Annotated[int | None, typer.Option(help="prompt pairs to patch between; 0: all")] = 6,
-    selectivity_facts: Annotated[int | None, typer.Option(help="facts on which single heads are smoothed; 0: all")] = 3,
+    selectivity_facts: Annotated[int | None, typer.Option(help="facts to smooth single heads on; 0: all")] = 3,
+    judged_retain: Annotated[int | None, typer.Option(help="facts to keep that are judged; 0: all")] = 100,
     overwrite: Overwrite = False,
     resume: Resume = False,
     as_json: AsJson = False,
@@ -81,7 +82,8 @@ def demo(
 
     result = run_demo(
         out, model_name=model, data=data, seed=seed, max_pairs=pairs or None,
-        selectivity_facts=selectivity_facts or None, overwrite=overwrite, resume=resume,
+        selectivity_facts=selectivity_facts or None, judged_retain=judged_retain or None,
+        overwrite=overwrite, resume=resume,
         say=lambda text: console.print(f"[dim]·[/] {escape(text)}", highlight=False),
     )  # fmt: skip
     _show(result, as_json, _summary_table(result, ("", "all_heads_")))

@@ -40,13 +40,16 @@ def run_demo(
     tau_all: float = TAU_ALL,
     max_pairs: int | None = 6,
     selectivity_facts: int | None = 3,
+    judged_retain: int | None = 100,
     overwrite: bool = False,
     resume: bool = False,
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
-    """Do it all and return the summary; `max_pairs` and `selectivity_facts` (None: all) size the looking part.
+    """Do it all and return the summary.
 
-    `out` holds the head-selective run with the evidence, `out`/all-heads the run with all heads. Raises AsuError.
+    `max_pairs` and `selectivity_facts` size the looking, `judged_retain` the facts to keep that are judged (all are
+    trained on); None: all. `out` holds the head-selective run with the evidence, `out`/all-heads the run with all
+    heads. Raises AsuError.
     """
     started = time.perf_counter()
     check_directory(out, overwrite=overwrite, resume=resume)
@@ -56,7 +59,8 @@ def run_demo(
     say(f"{model_name} knows {len(facts.forget)} facts to forget and {len(facts.retain)} to keep")
     heads, files = look(model, facts, n_heads, max_pairs, selectivity_facts, say)
     say("judging the model as it is")
-    before = evaluate(model, facts)
+    judged_facts = facts.thinned(judged_retain) if judged_retain else facts
+    before = evaluate(model, judged_facts)
 
     def forget(directory: Path, chosen: HeadSet | None, tau: float) -> tuple[Record, dict[str, Evaluation]]:
         """One run and its evidence; the trained model is let go, so that the next run has its memory."""
@@ -66,7 +70,7 @@ def run_demo(
             resume=resume, seed=seed, **TRAINING,
         )  # fmt: skip
         say("judging the trained model and its teacher")
-        judged = judge_run(run, model, facts, tau=tau, heads=chosen, before=before)
+        judged = judge_run(run, model, judged_facts, tau=tau, heads=chosen, before=before)
         write_evidence(directory, run.record, judged, seconds=time.perf_counter() - started)
         record = run.record
         del run

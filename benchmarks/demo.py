@@ -8,6 +8,8 @@ A seed that has its row is not run again.
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from asu_interp.demo import run_demo
 from asu_interp.files import read_json, write_json
 
 RESULTS = Path(__file__).parent / "demo" / "results.json"
@@ -34,8 +35,10 @@ def main(seeds: Annotated[str, typer.Option(help="seeds to run")] = "1,2,3") -> 
     for seed in map(int, seeds.split(",")):
         if any(row["seed"] == seed for row in rows):
             continue
-        with tempfile.TemporaryDirectory() as directory:
-            result = run_demo(Path(directory) / "run", seed=seed, say=print)
+        with tempfile.TemporaryDirectory() as directory:  # a process of its own, so that its peak memory is its own
+            out = Path(directory) / "run"
+            subprocess.run([sys.executable, "-m", "asu_interp", "demo", "--out", out, "--seed", str(seed)], check=True)
+            result = read_json(out / "summary.json")
         machine = f"{platform.machine()}, {platform.system()}"
         rows.append({"name": "demo", "seed": seed, "machine": machine, "metrics": result["metrics"]})
         write_json(RESULTS, {"command": "python benchmarks/demo.py", "rows": rows})

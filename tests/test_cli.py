@@ -52,8 +52,7 @@ def run(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         names = {"MODEL": str(workplace / "model"), "DATA": str(workplace / "facts.jsonl")}
         monkeypatch.setattr(sys, "argv", ["asu-interp", *(names.get(arg, arg) for arg in args)])
         with pytest.raises(SystemExit) as stopped:
-            main()
-            sys.exit(0)
+            main()  # typer always ends in SystemExit
         out, err = capsys.readouterr()
         return Done(int(stopped.value.code or 0), out, err)
 

@@ -78,6 +78,11 @@ class FactSet:
         """Facts to keep that stand next to the forgotten ones: the same relation or the same subject."""
         return tuple(fact for fact in self.retain if fact.neighbour)
 
+    def thinned(self, n_retain: int) -> FactSet:
+        """At most about n facts to keep, evenly drawn; the forget set is whole."""
+        every = max(1, -(-len(self.retain) // n_retain))
+        return replace(self, retain=self.retain[::every])
+
     def require(self, *sets: str) -> None:
         """Raise FactsError if one of the named sets is empty."""
         for name in sets:
