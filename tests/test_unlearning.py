@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,15 +162,29 @@ def test_accumulation_gives_the_same_gradients(model: Model, facts: FactSet) -> 
 
 
 def test_schedule_covers_the_forget_set_every_epoch_and_cycles_the_retain_set() -> None:
-    plan = schedule(5, 7, Training(epochs=3, batch_size=2, retain_batch_size=4, seed=3))
+    neighbour = [True, False] * 4 + [False]  # 4 neighbours, 5 others
+    settings = Training(epochs=3, batch_size=2, retain_batch_size=4, neighbour_share=0.25, seed=3)
+    plan = schedule(5, neighbour, settings)
     assert len(plan) == 9
     for epoch in range(3):
         seen = [i for forget, _ in plan[3 * epoch : 3 * epoch + 3] for i in forget]
         assert sorted(seen) == list(range(5))
-    retained = [i for _, retain in plan for i in retain]
-    assert sorted(retained[:7]) == sorted(retained[7:14]) == list(range(7))
-    assert plan == schedule(5, 7, Training(epochs=3, batch_size=2, retain_batch_size=4, seed=3))
-    assert plan != schedule(5, 7, Training(epochs=3, batch_size=2, retain_batch_size=4, seed=4))
+    for _, retain in plan:
+        assert sum(neighbour[i] for i in retain) == 1 and len(retain) == 4
+    near = [i for _, retain in plan for i in retain if neighbour[i]]
+    far = [i for _, retain in plan for i in retain if not neighbour[i]]
+    assert sorted(near[:4]) == sorted(near[4:8]) == [0, 2, 4, 6]
+    assert sorted(far[:5]) == sorted(far[5:10]) == [1, 3, 5, 7, 8]
+    assert plan == schedule(5, neighbour, settings)
+    assert plan != schedule(5, neighbour, replace(settings, seed=4))
+
+
+@pytest.mark.parametrize("kind", [True, False])
+def test_schedule_fills_the_batch_from_one_kind_of_sample(kind: bool) -> None:
+    for _, retain in schedule(2, [kind] * 3, Training(epochs=4, retain_batch_size=2)):
+        assert len(retain) == 2 and set(retain) <= {0, 1, 2}
+    for _, retain in schedule(2, [kind], Training(epochs=4, retain_batch_size=2)):
+        assert retain == [0]
 
 
 def test_it_stops_on_the_forget_target_and_on_retain_damage(model: Model, facts: FactSet) -> None:

@@ -34,14 +34,16 @@ log = logging.getLogger(__name__)
 class Training:
     """Everything that decides how a run goes. Raises RunError for values that make no sense.
 
-    One epoch goes once through the forget set in random order; each forget batch meets a retain batch, drawn from
-    the retain set without replacement until it is used up. Loss: forget_weight * L_f + L_r, both means over samples.
+    One epoch goes once through the forget set in random order; each forget batch meets a retain batch, its share of
+    neighbours and of other facts drawn without replacement until they are used up. Loss: forget_weight * L_f + L_r,
+    both means over samples.
     """
 
     method: str = "asu-kl"
     epochs: int = 10
     batch_size: int = 16
     retain_batch_size: int = 16
+    neighbour_share: float = 0.5  # share of a retain batch that is drawn from the neighbours: they are most at risk
     learning_rate: float = 2e-5
     warmup: float = 0.1  # share of the steps over which the learning rate rises from 0
     weight_decay: float = 0.0
@@ -64,8 +66,9 @@ class Training:
                 raise RunError(f"{name} = {getattr(self, name)}: finite and greater than 0")
         if self.lora_rank is not None and self.lora_rank < 1:
             raise RunError(f"LoRA rank {self.lora_rank}: a whole number of at least 1")
-        if not 0 <= self.warmup <= 1:
-            raise RunError(f"warmup = {self.warmup}: a share of the steps, 0 to 1")
+        for name in ("warmup", "neighbour_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RunError(f"{name} = {getattr(self, name)}: a share, 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,8 @@ def unlearn(
     if directory is not None and resume and directory.finished:
         trained = load_model(directory.path / "model", device=model.device, template=model.template.name)
         return Run(trained, Record(config, directory.read_log(), "done"))
-    trainer = _Trainer(model, table, encoded, settings, directory)
+    plan = schedule(len(facts.forget), [fact.neighbour for fact in facts.retain], settings)
+    trainer = _Trainer(model, table, encoded, plan, settings, directory)
     status = trainer.train(progress)
     if directory is not None:
         if not directory.finished:
@@ -152,10 +156,11 @@ class _Trainer:
         model: Model,
         tau: Tensor,
         encoded: tuple[list[Encoded], list[Encoded]],
+        plan: list[tuple[list[int], list[int]]],
         settings: Training,
         directory: RunDirectory | None,
     ):
-        self.settings, self.directory = settings, directory
+        self.settings, self.directory, self.plan = settings, directory, plan
         self.forget, self.retain = encoded
         self.loss = find_method(settings.method).loss
         self.student = model.copy()
@@ -175,7 +180,7 @@ class _Trainer:
 
     def train(self, progress: bool) -> str:
         """Go through the schedule; returns why training ended."""
-        plan = schedule(len(self.forget), len(self.retain), self.settings)
+        plan = self.plan
         status, done = self._restore()
         per_epoch = math.ceil(len(self.forget) / self.settings.batch_size)
         with _progress(len(plan), done, progress) as show:
@@ -261,22 +266,32 @@ class _Trainer:
         return state.get("status"), state["step"]
 
 
-def schedule(n_forget: int, n_retain: int, settings: Training) -> list[tuple[list[int], list[int]]]:
-    """The samples of every step, from the seed alone, so that a resumed run meets the same ones."""
+def schedule(
+    n_forget: int, neighbour: Sequence[bool], settings: Training
+) -> list[tuple[list[int], list[int]]]:
+    """The samples of every step, from the seed alone, so that a resumed run meets the same ones.
+
+    `neighbour[i]` says whether retain sample i is one; where one kind is missing, the other fills the batch.
+    """
     generator = torch.Generator().manual_seed(settings.seed)
-    retained = _endless(n_retain, generator)
+    near = [i for i, is_near in enumerate(neighbour) if is_near]
+    far = [i for i, is_near in enumerate(neighbour) if not is_near]
+    size = min(settings.retain_batch_size, len(neighbour))
+    n_near = round(settings.neighbour_share * size) if far else size
+    n_near = min(n_near, len(near)) if near else 0
+    streams = (_endless(near, generator), n_near), (_endless(far, generator), min(size - n_near, len(far)))
     plan = []
     for _ in range(settings.epochs):
         order = torch.randperm(n_forget, generator=generator).tolist()
         for start in range(0, n_forget, settings.batch_size):
-            n = min(settings.retain_batch_size, n_retain)
-            plan.append((order[start : start + settings.batch_size], [next(retained) for _ in range(n)]))
+            retain = [next(stream) for stream, n in streams for _ in range(n)]
+            plan.append((order[start : start + settings.batch_size], retain))
     return plan
 
 
-def _endless(n: int, generator: torch.Generator) -> Iterator[int]:
+def _endless(samples: list[int], generator: torch.Generator) -> Iterator[int]:
     while True:
-        yield from torch.randperm(n, generator=generator).tolist()
+        yield from (samples[i] for i in torch.randperm(len(samples), generator=generator).tolist())
 
 
 def _pieces(
