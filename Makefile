@@ -12,7 +12,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest
 
+# The whole demo, and its report in a headless Chromium (from PATH or $CHROME).
 test-slow: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[browser]"
 	$(BIN)/pytest -m slow
 
 lint: $(READY)

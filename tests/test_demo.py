@@ -83,3 +83,14 @@ def test_plain_transformers_loads_the_model(out: Path) -> None:
 def test_a_directory_that_holds_a_run_is_refused_before_anything_is_loaded(out: Path) -> None:
     with pytest.raises(RunError, match="holds a run already"):
         run_demo(out, model_name="this would fail later")
+
+
+@pytest.mark.slow
+def test_the_whole_demo_forgets_and_keeps(tmp_path: Path) -> None:
+    """On a seed that nothing was tuned on; about seven minutes on two cores."""
+    metrics = run_demo(tmp_path / "run", seed=4)["metrics"]
+    assert metrics["forget_recall_after"] <= 0.2 * metrics["forget_recall_before"]
+    assert metrics["retain_recall_after"] >= 0.9 * metrics["retain_recall_before"]
+    assert metrics["neighbour_recall_after"] >= 0.75 * metrics["neighbour_recall_before"]
+    assert metrics["neutral_perplexity_ratio"] <= 1.05
+    assert metrics["peak_rss_mb"] < 6 * 1024

@@ -328,3 +328,13 @@ def test_public_functions_leave_the_model_as_it_was(model: Model) -> None:
     finally:
         model.bridge.eval()
         parameter.requires_grad_(True)
+
+
+def test_a_second_model_is_not_affected() -> None:
+    first, second = load_family("llama"), load_family("llama")
+    batch = make_batch(encode_facts(first, facts_of(2)), first.pad_token)
+    with first.evaluating(), second.evaluating():
+        before = second.answer_logits(batch)
+        with smoothed(first, 4.0):
+            assert not torch.equal(first.answer_logits(batch), before)
+            assert torch.equal(second.answer_logits(batch), before)

@@ -255,7 +255,8 @@ def test_hero_maps_the_scores_that_the_heads_were_chosen_by(scores: Any) -> None
     figure = figures.hero({"before": evaluation(0), "after": evaluation(3, 0.5)}, scores, chosen(), response())
     table = scores.scores if isinstance(scores, HeadScores) else scores.selectivity
     assert [list(row) for row in traces(figure, go.Heatmap)[0].z] == turned(table)
-    assert [bar.y[0] for bar in traces(figure, go.Bar, "forget, after")] == [50.0]
+    asked, paraphrased = (bar.y[0] for bar in traces(figure, go.Bar, "forget, after"))
+    assert asked == 50.0 and paraphrased == 100 * evaluation(3, 0.5).sets["forget"].recall_paraphrased.mean
     assert list(traces(figure, go.Scatter, "factual tokens")[0].y) == [0.0, 100.0, 100.0]
 
 

@@ -1,4 +1,4 @@
-"""Which answer tokens are factual and which functional (METHODS section 2; source: arXiv 2603.01285).
+"""Which answer tokens are factual and which functional (arXiv 2603.01285).
 
 The rule needs no model: a word is functional if it belongs to a closed class of English, punctuation and
 special tokens are functional, and everything else is factual. docs/token_classes.md states it in full, with

@@ -29,7 +29,7 @@ def hero(
     table, unit = (mapped["scores"], "score") if patched else (mapped["selectivity"], "nats")
     titles = [
         f"<b>Which heads carry the facts</b><br>{(score_sentence if patched else selectivity_sentence)(mapped)}",
-        "<b>What the model still recalls</b><br>facts recalled, %, prompts as asked",
+        "<b>What the model still recalls</b><br>facts, %; hatched: asked in other words",
         f"<b>What blurring does</b><br>tokens lost, {blurred_heads(found)} blurred",
     ]
     figure = panels(titles, column_widths=[0.4, 0.34, 0.26], horizontal_spacing=0.1)
@@ -41,7 +41,7 @@ def hero(
         colorscale=DIVERGING_FINE if patched else DIVERGING,
     )
     add_frames(figure, picked, width=1.3)
-    add_recall(figure, states, column=2)
+    add_recall(figure, states, kinds=("recall", "recall_paraphrased"), column=2)
     figure.update_yaxes(title=None, col=2)  # the panel's title says it
     add_class_curves(figure, found, "lost", column=3, scale=100)
     figure.update_xaxes(title="layer", dtick=step(len(table), 8), col=1).update_yaxes(title="head", col=1)

@@ -59,7 +59,11 @@ def recall_sentence(states: Mapping[str, dict[str, Any]]) -> str:
         return join([f"{name} {percent(scores['recall']['mean'])}" for name, scores in old.items()]) + "."
     last, new = next(((n, s) for n, s in others if n == "after"), others[-1])
     moves = [f"{name} {percent(old[name]['recall']['mean'])} → {percent(new[name]['recall']['mean'])}" for name in old]
-    return f"Prompts as asked, {first} → {last}: {join(moves)}. Lines: {percent(0.95)} intervals over facts."
+    words = ""
+    if "forget" in old and old["forget"]["recall_paraphrased"]["n"]:
+        was, now = (percent(sets["forget"]["recall_paraphrased"]["mean"]) for sets in (old, new))
+        words = f" In other words, forget {was} → {now}."
+    return f"Prompts as asked, {first} → {last}: {join(moves)}.{words} Lines: {percent(0.95)} intervals over facts."
 
 
 def said_table(before: Result, after: Result) -> list[dict[str, Any]]:
