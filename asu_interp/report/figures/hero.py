@@ -32,7 +32,7 @@ def hero(
         "<b>What the model still recalls</b><br>facts, %; hatched: asked in other words",
         f"<b>What blurring does</b><br>tokens lost, {blurred_heads(found)} blurred",
     ]
-    figure = panels(titles, column_widths=[0.4, 0.34, 0.26], horizontal_spacing=0.1)
+    figure = panels(titles, column_widths=[0.36, 0.41, 0.23], horizontal_spacing=0.09)
     add_map(
         figure,
         table,
