@@ -266,9 +266,7 @@ class _Trainer:
         return state.get("status"), state["step"]
 
 
-def schedule(
-    n_forget: int, neighbour: Sequence[bool], settings: Training
-) -> list[tuple[list[int], list[int]]]:
+def schedule(n_forget: int, neighbour: Sequence[bool], settings: Training) -> list[tuple[list[int], list[int]]]:
     """The samples of every step, from the seed alone, so that a resumed run meets the same ones.
 
     `neighbour[i]` says whether retain sample i is one; where one kind is missing, the other fills the batch.
