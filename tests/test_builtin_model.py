@@ -19,7 +19,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def facts(model: Model) -> FactSet:
-    return asu.load_facts("demo:capital/Asia[0:8,0:12]").known_to(model)
+    return asu.load_facts("demo:capital/Asia[0:8,0:16]").known_to(model)
 
 
 def test_it_passes_its_checks_and_knows_capitals(model: Model, facts: FactSet) -> None:
