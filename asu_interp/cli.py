@@ -252,8 +252,9 @@ def unlearn(
 ) -> None:
     """Fine-tune a copy of the model until it has forgotten, and judge it.
 
-    Example: asu-interp unlearn smollm2-135m --data demo --known --heads response.json --tau 2.5 --out runs/mine
+    Example: asu-interp unlearn smollm2-135m --data demo --known --heads locate.json --tau 2.5 --out runs/mine
     """
+    from asu_interp.evaluation.judge import check_facts
     from asu_interp.evaluation.judge import evaluate as judge
     from asu_interp.evidence import judge_run, write_evidence
     from asu_interp.unlearning.run import check_directory
@@ -268,8 +269,10 @@ def unlearn(
         "lora_rank": lora_rank, "stop_forget_nll": stop_forget_nll, "stop_retain_rise": stop_retain_rise, "seed": seed,
     }  # fmt: skip
     Training(**settings)  # bad settings are refused before the model is loaded
+    temperature = _tau(tau)
     loaded, facts = _load(model, data, known, dtype, device, template)
-    chosen, temperature = _heads(heads, loaded), _tau(tau)
+    chosen = _heads(heads, loaded)
+    check_facts(loaded, facts)
     run = train(loaded, facts, tau=temperature, heads=chosen, out=out, overwrite=overwrite, resume=resume, **settings)
     before = judge(loaded, facts)
     judged = judge_run(run, loaded, facts, tau=temperature, heads=chosen, before=before)
@@ -358,8 +361,10 @@ def _heads(text: str, model: Model) -> HeadSet | None:
     if not text.endswith(".json"):
         return HeadSet.parse(text, model)
     content = read_json(Path(text), "heads")
-    if not isinstance(content, dict):
-        raise HeadError(f"heads {text}: not a JSON object with heads")
+    if not isinstance(content, dict) or not {"chosen", "heads"} & content.keys():
+        raise HeadError(
+            f"heads {text}: holds no chosen heads; `asu-interp locate` and `asu-interp response --per-head` write some"
+        )
     return HeadSet.from_dict(content.get("chosen", content)).require(model)
 
 
@@ -371,7 +376,10 @@ def _tau(text: str) -> float | Tensor:
             return torch.tensor(read_json(Path(text), "tau"), dtype=torch.float32)
         except (TypeError, ValueError) as error:
             raise TemperatureError(f"tau {text}: not a table of numbers ({error})") from error
-    return _floats(text)[0]
+    numbers = _floats(text)
+    if len(numbers) != 1:
+        raise TemperatureError(f'tau "{text}": one number, or a JSON file with a table [layer][head]')
+    return numbers[0]
 
 
 def _floats(text: str) -> list[float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asu_interp.data import FactSet, load_facts
-from asu_interp.evaluation.judge import Evaluation, evaluate
+from asu_interp.evaluation.judge import Evaluation, check_facts, evaluate
 from asu_interp.evidence import judge_run, write_evidence
 from asu_interp.files import write_json
 from asu_interp.heads import HeadSet
@@ -59,6 +59,7 @@ def run_demo(
     model = load_model(model_name)
     facts = load_facts(data).known_to(model)
     facts.require("forget", "retain")
+    check_facts(model, facts)
     say(f"{model_name} knows {len(facts.forget)} facts to forget and {len(facts.retain)} to keep")
     heads, files = look(model, facts, n_heads, max_pairs, selectivity_facts, say)
     say("judging the model as it is")

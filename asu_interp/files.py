@@ -28,7 +28,11 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, data: Any) -> None:
     """Replace `path` by `data` as strict JSON (no NaN, no infinity). Raises RunError."""
-    write_text(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    try:
+        text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise RunError(f"cannot write {path}: {error}") from error
+    write_text(path, text + "\n")
 
 
 def read_json(path: Path, what: str = "file") -> Any:
@@ -39,11 +43,6 @@ def read_json(path: Path, what: str = "file") -> Any:
         raise RunError(f"{what} {path}: no such file") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise RunError(f"{what} {path}: not readable as JSON: {error}") from error
-
-
-def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make the file under a temporary name, then put it at `path`. Raises RunError."""
-    _replace(path, write)
 
 
 @contextmanager
@@ -58,17 +57,33 @@ def new_directory(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o755)
-        if path.exists():
-            shutil.rmtree(path)
+        if path.exists():  # moved aside, not deleted: whenever the process is killed, one of the two is whole
+            shutil.rmtree(_aside(path), ignore_errors=True)
+            path.rename(_aside(path))
         temporary.rename(path)
+        shutil.rmtree(_aside(path), ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def recover_directory(path: Path) -> None:
+    """Put back what a killed `new_directory` had moved aside, and clear away what it left half-written."""
+    if not path.exists() and _aside(path).is_dir():
+        _aside(path).rename(path)
+    for left in path.parent.glob(f".{path.name}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
     path = Path(path)
+    if path.is_dir():
+        raise RunError(f"cannot write {path}: is a directory")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ PROMISED = [
     "teacher_forget_recall_after",
 ]  # fmt: skip
 FILES = ["config.json", "evaluation.json", "heads.json", "locate.json", "log.jsonl", "report.html",
-         "response-all-heads.json", "response.json", "selectivity.json", "summary.json"]  # fmt: skip
+         "response-all-heads.json", "response.json", "selectivity.json", "status.json", "summary.json"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -238,7 +238,7 @@ def test_lora_trains_only_adapters_and_its_teacher_is_the_base(model: Model, fac
 def test_a_run_leaves_its_files_and_is_not_overwritten(model: Model, facts: FactSet, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = unlearn(model, facts, tau=3.0, out=out, **FAST)
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "log.jsonl", "model"]
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "log.jsonl", "model", "status.json"]
     assert [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()] == run.log
     config = json.loads((out / "config.json").read_text())
     assert config["tau"] == 3.0 and config["heads"] == "all" and config["fingerprint"] == model.fingerprint()
@@ -294,7 +294,7 @@ def test_an_interrupted_run_resumes_to_the_same_result(
     assert strip(resumed.log) == strip(expected.log)
     ours, theirs = weights(resumed.model), weights(expected.model)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "log.jsonl", "model"]
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "log.jsonl", "model", "status.json"]
 
 
 def test_resuming_with_other_settings_is_refused(model: Model, facts: FactSet, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -77,6 +79,11 @@ class FactSet:
     def neighbours(self) -> tuple[Fact, ...]:
         """Facts to keep that stand next to the forgotten ones: the same relation or the same subject."""
         return tuple(fact for fact in self.retain if fact.neighbour)
+
+    def fingerprint(self) -> str:
+        """A short hash of the facts to forget and to keep, to tell whether a run was made from these very ones."""
+        text = json.dumps([[fact.to_dict() for fact in chosen] for chosen in (self.forget, self.retain)])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def thinned(self, n_retain: int) -> FactSet:
         """At most about n facts to keep, evenly drawn; the forget set is whole."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from asu_interp.data.batches import encode_facts
+from asu_interp.data.batches import encode_facts, encode_texts
 from asu_interp.data.facts import Fact, FactSet, recall_texts
 from asu_interp.evaluation.coherence import Coherence, coherence, perplexity
 from asu_interp.heads import HeadSet
@@ -154,6 +154,14 @@ def evaluate(
     # outside the smoothing, so that the judge is the model as it is
     judged = {name: replace(each, coherence=_judge(judge or model, each)) for name, each in scores.items()}
     return Evaluation(model.name, judged, neutral, entropy, baseline)
+
+
+def check_facts(model: Model, facts: FactSet) -> None:
+    """Raise FactsError for a prompt, paraphrase or neutral text that the model cannot read, before it is trained."""
+    for fact in facts.forget + facts.retain:
+        for prompt in (fact.prompt, *fact.paraphrases):
+            model.encode_cue(prompt, fact.stem if prompt == fact.prompt else "")
+    encode_texts(model, facts.neutral)
 
 
 def _score_set(model: Model, facts: Sequence[Fact], rule: Rule | None, max_new_tokens: int) -> SetScores:

@@ -22,7 +22,7 @@ PARTS = ("summary", "evaluation", "heads", "locate", "response", "response-all-h
 STATES = ("before", "teacher", "after", "all_heads")  # of evaluation.json, in the order of the story
 SETS = {"forget": "facts to forget", "neighbours": "neighbouring facts", "retain": "other facts to keep"}
 ASKED = {"recall": "recalled, prompts as asked", "recall_paraphrased": "recalled, paraphrased prompts"}
-DESCRIBED = ("fingerprint", "n_forget", "n_retain", "heads_origin")  # in config.json, but no setting
+DESCRIBED = ("fingerprint", "facts", "n_forget", "n_retain", "heads_origin")  # in config.json, but no setting
 
 
 def write_report(directory: str | Path) -> Path:
@@ -211,4 +211,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in lines]
     except json.JSONDecodeError:
-        return [json.loads(line) for line in lines[:-1]]
+        try:
+            return [json.loads(line) for line in lines[:-1]]
+        except json.JSONDecodeError as error:
+            raise RunError(f"{path}: not readable as JSON lines: {error}") from error

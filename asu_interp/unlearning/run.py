@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from asu_interp.errors import RunError
-from asu_interp.files import new_directory, read_json, write_json, write_text
+from asu_interp.files import new_directory, read_json, recover_directory, write_json, write_text
 
 OURS = ("config.json", "log.jsonl", "summary.json", "report.html", "evaluation.json", "heads.json", "locate.json",
-        "response.json", "response-all-heads.json", "selectivity.json", "checkpoint", "model")  # fmt: skip
+        "response.json", "response-all-heads.json", "selectivity.json", "status.json",
+        "checkpoint", "model")  # fmt: skip
 
 
 def check_directory(path: str | Path, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -33,8 +34,10 @@ def check_directory(path: str | Path, *, overwrite: bool = False, resume: bool =
     if held and not (overwrite or resume):
         raise RunError(f"{path}: holds a run already; add --overwrite to replace it or --resume to go on")
     above = next(p for p in (path, *path.resolve().parents) if p.exists())
+    if not above.is_dir():
+        raise RunError(f"cannot write to {path}: {above.name} is a file")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise RunError(f"cannot write to {path}: no permission in {above}")
+        raise RunError(f"cannot write to {path}: no permission in {above.name or above}")
 
 
 class RunDirectory:
@@ -46,6 +49,9 @@ class RunDirectory:
     def __init__(self, path: str | Path, config: dict[str, Any], *, overwrite: bool = False, resume: bool = False):
         check_directory(path, overwrite=overwrite, resume=resume)
         self.path = Path(path)
+        json.dumps(config, allow_nan=False)  # what cannot be written must not cost the run that is there
+        for name in ("checkpoint", "model"):
+            recover_directory(self.path / name)
         if resume and self._has("config.json"):
             self._same_config(config)
             return
@@ -63,6 +69,11 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         return (self.path / "model" / "config.json").is_file()
+
+    @property
+    def status(self) -> str:
+        """Why the finished run ended."""
+        return read_json(self.path / "status.json", "status")["status"] if self._has("status.json") else "done"
 
     def read_log(self) -> list[dict[str, Any]]:
         """The log so far; a last line that was cut off by an interruption is dropped."""
@@ -112,7 +123,12 @@ class RunDirectory:
         if not self._has("checkpoint"):
             return {"step": 0}
         state = read_json(self.path / "checkpoint" / "state.json", "checkpoint")
-        tensors = load_file(self.path / "checkpoint" / "state.safetensors")
+        try:
+            tensors = load_file(self.path / "checkpoint" / "state.safetensors")
+        except (SafetensorError, OSError) as error:
+            raise RunError(
+                f"{self.path / 'checkpoint'}: not readable ({error}); start anew with --overwrite"
+            ) from error
         for i, parameter in enumerate(parameters):
             own: dict[str, Tensor] = {
                 key.split(".", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{i}.")

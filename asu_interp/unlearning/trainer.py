@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from asu_interp.data.batches import Batch, Encoded, encode_facts, make_batch
 from asu_interp.data.facts import FactSet
 from asu_interp.errors import RunError
+from asu_interp.files import write_json
 from asu_interp.heads import HeadSet
 from asu_interp.lens.temperature import Tau, temperature_table
 from asu_interp.models import Model, load_model
@@ -40,7 +41,7 @@ class Training:
     """
 
     method: str = "asu-kl"
-    epochs: int = 10
+    epochs: int = 20
     batch_size: int = 16
     retain_batch_size: int = 16
     neighbour_share: float = 0.5  # share of a retain batch that is drawn from the neighbours: they are most at risk
@@ -64,6 +65,10 @@ class Training:
         for name in ("learning_rate", "clip", "forget_weight"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise RunError(f"{name} = {getattr(self, name)}: finite and greater than 0")
+        for name in ("stop_forget_nll", "stop_retain_rise", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise RunError(f"{name} = {value}: finite and not negative")
         if self.lora_rank is not None and self.lora_rank < 1:
             raise RunError(f"LoRA rank {self.lora_rank}: a whole number of at least 1")
         for name in ("warmup", "neighbour_share"):
@@ -100,7 +105,7 @@ def unlearn(
     model: Model,
     facts: FactSet,
     *,
-    tau: Tau = 2.3,
+    tau: Tau = 2.5,
     heads: HeadSet | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
@@ -127,6 +132,7 @@ def unlearn(
         "dtype": str(model.hf.dtype).removeprefix("torch."),
         "data": facts.name,
         "known": facts.known,
+        "facts": facts.fingerprint(),
         "n_forget": len(facts.forget),
         "n_retain": len(facts.retain),
         "heads": str(heads) if heads is not None else "all",
@@ -136,14 +142,17 @@ def unlearn(
     }
     directory = RunDirectory(out, config, overwrite=overwrite, resume=resume) if out is not None else None
     if directory is not None and resume and directory.finished:
-        trained = load_model(directory.path / "model", device=model.device, template=model.template.name)
-        return Run(trained, Record(config, directory.read_log(), "done"))
+        directory.drop_checkpoint()
+        trained = load_model(
+            directory.path / "model", dtype=model.hf.dtype, device=model.device, template=model.template.name
+        )
+        return Run(trained, Record(config, directory.read_log(), directory.status))
     plan = schedule(len(facts.forget), [fact.neighbour for fact in facts.retain], settings)
     trainer = _Trainer(model, table, encoded, plan, settings, directory)
     status = trainer.train(progress)
     if directory is not None:
-        if not directory.finished:
-            trainer.student.save(directory.path / "model")
+        write_json(directory.path / "status.json", {"status": status})
+        trainer.student.save(directory.path / "model")
         directory.drop_checkpoint()
     return Run(trainer.student, Record(config, trainer.log, status))
 
